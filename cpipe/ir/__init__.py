@@ -1,0 +1,36 @@
+"""The types that travel between the parts of cpipe, with their local invariants and no algorithm."""
+
+from cpipe.ir.base import InvariantError
+from cpipe.ir.ops import Op, OpKind, decode_op, encode_op
+from cpipe.ir.plan import Channel, Claims, Group, Instruction, MadeBy, Plan, ProblemSummary, RankProgram
+from cpipe.ir.problem import Collectives, Device, Hop, Problem, Stage
+from cpipe.ir.result import Bound, SolveResult
+from cpipe.ir.schedule import Schedule
+from cpipe.ir.timeline import CollectiveRun, MessageRun, Timeline
+
+__all__ = [
+    "Bound",
+    "Channel",
+    "Claims",
+    "CollectiveRun",
+    "Collectives",
+    "Device",
+    "Group",
+    "Hop",
+    "Instruction",
+    "InvariantError",
+    "MadeBy",
+    "MessageRun",
+    "Op",
+    "OpKind",
+    "Plan",
+    "Problem",
+    "ProblemSummary",
+    "RankProgram",
+    "Schedule",
+    "SolveResult",
+    "Stage",
+    "Timeline",
+    "decode_op",
+    "encode_op",
+]

@@ -1,0 +1,103 @@
+"""Memory over a device's order: a prefix sum that never depends on times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cpipe.ir import OpKind, Problem
+from cpipe.ir.ops import KINDS
+
+__all__ = ["MemoryStep", "fits", "memory_peaks", "memory_steps", "receive_reserve"]
+
+
+class MemoryStep(NamedTuple):
+    """What one op does to its device's memory [bytes]: `during` while it runs, `after` from its end on.
+
+    Both are relative to the level before the op.
+    """
+
+    during: int
+    after: int
+
+
+def memory_steps(problem: Problem) -> tuple[MemoryStep, ...]:
+    """Return the memory step of each (stage, op kind).
+
+    Returns
+    -------
+    tuple of MemoryStep
+        Length 4 S, indexed by ``stage * 4 + kind``. What an op allocates counts from its start, what it frees is
+        free from its end (the released model of CrossPipe, section 4.1, with transients added).
+    """
+    steps: list[MemoryStep] = []
+    for stage in problem.stages:
+        activation, held = stage.activation_bytes, stage.held_bytes
+        backward_transient = max(stage.input_grad_transient_bytes, stage.weight_grad_transient_bytes)
+        steps += (
+            MemoryStep(activation + stage.forward_transient_bytes, activation),
+            MemoryStep(max(0, held - activation) + stage.input_grad_transient_bytes, held - activation),
+            MemoryStep(stage.weight_grad_transient_bytes, -held),
+            MemoryStep(backward_transient, -activation),
+        )
+    return tuple(steps)
+
+
+def receive_reserve(problem: Problem) -> tuple[int, ...]:
+    """Return the bytes that each device sets aside for posted receives when `receive_window` is set.
+
+    Returns
+    -------
+    tuple of int
+        Length P: ``receive_window`` times the largest message of every incoming channel; 0 without a window.
+    """
+    largest: dict[tuple[int, int, str], int] = {}
+    for kind, hops in (("activation", problem.forward_hops), ("gradient", problem.backward_hops)):
+        for hop in hops:
+            if hop is not None:
+                key = (hop.source, hop.target, kind)
+                largest[key] = max(largest.get(key, 0), hop.message_bytes)
+    reserve = [0] * problem.num_devices
+    window = min(problem.receive_window or 0, problem.microbatches)
+    for (_, target, _), size in largest.items():
+        reserve[target] += window * size
+    return tuple(reserve)
+
+
+def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return each device's peak [bytes]: static bytes plus activations and transients, without receive buffers.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    orders
+        Length P: op ids of each device, in order (possibly incomplete).
+    """
+    steps = memory_steps(problem)
+    per_stage = problem.microbatches * KINDS
+    peaks = []
+    for device, order in enumerate(orders):
+        level = sum(problem.stages[stage].static_bytes for stage in problem.stages_of(device))
+        peak = level
+        for op in order:
+            during, after = steps[op // per_stage * KINDS + op % KINDS]
+            if level + during > peak:
+                peak = level + during
+            level += after
+            if level > peak:
+                peak = level
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def fits(problem: Problem, orders: Sequence[Sequence[int]]) -> bool:
+    """Return whether every device's peak, receive buffers of `receive_window` included, is within its capacity."""
+    reserve = receive_reserve(problem)
+    return all(
+        device.capacity_bytes is None or peak + extra <= device.capacity_bytes
+        for device, peak, extra in zip(problem.devices, memory_peaks(problem, orders), reserve, strict=True)
+    )
+
+
+assert [kind.name for kind in OpKind] == ["F", "D", "W", "B"], "memory_steps lists its steps in this order"

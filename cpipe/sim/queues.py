@@ -1,0 +1,215 @@
+"""The general run of the engine: messages queue, receives are posted late, pipes are shared, collectives run.
+
+Each (pipe, sender) has a queue; the head of a queue may leave once its receive is posted. A pipe with one sender
+serves its queue at once. A contended pipe is decided only when no device can go on: the head that is ready first
+leaves, and nothing that is still to come can have been ready before it, since it depends on a message that waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cpipe.ir import CollectiveRun, Hop, OpKind, decode_op
+from cpipe.ir.ops import KINDS
+from cpipe.sim.tables import NO_SLOT, Lane, Tables
+from cpipe.sim.window import window_gates
+
+__all__ = ["QueuedRun"]
+
+
+class _Job(NamedTuple):
+    """A message or a collective that waits for its pipes."""
+
+    ready: int
+    position: int  # program order on the sender: breaks ties
+    slot: int  # fed by the job's arrival, or NO_SLOT
+    pipes: tuple[int, ...]
+    occupancy: int
+    latency: int
+    receiver: int
+    collective: tuple[str, int] | None = None  # kind, stage
+
+
+class QueuedRun:
+    """One replay; use it once.
+
+    Attributes
+    ----------
+    end, arrival, left
+        By op id and by slot: end of the op, arrival of the input, start of the message's window [ns]; -1 if never.
+    """
+
+    def __init__(self, tables: Tables, orders: Sequence[Sequence[int]], gates: Mapping[int, int] | None) -> None:
+        problem = tables.problem
+        self._tables = tables
+        self._orders = orders
+        if gates is None and problem.receive_window:
+            gates = window_gates(tables, orders)
+        self._gates: Mapping[int, int] = gates or {}
+        self.end = [-1] * tables.size
+        self.arrival = [-1] * tables.size
+        self.left = [-1] * tables.size
+        num_devices = len(orders)
+        self._free = [0] * (len(problem.pipes) + num_devices)  # the last P are the devices' data-parallel links
+        self._lanes = [*tables.lanes, *(Lane(len(problem.pipes) + device, device) for device in range(num_devices))]
+        self._queues: list[deque[_Job]] = [deque() for _ in self._lanes]
+        shared_collectives = bool(problem.collectives and problem.collectives.pipes)
+        self._contended = [tables.contended[lane.pipe] for lane in tables.lanes] + [shared_collectives] * num_devices
+        self._deciding = [index for index, contended in enumerate(self._contended) if contended]
+        self._awaited = [NO_SLOT] * num_devices
+        self._runnable = list(range(num_devices - 1, -1, -1))
+        self._runs: list[CollectiveRun] = []
+        self._opens: dict[int, set[int]] = {}
+        self._todo = self._prepare_stages()
+
+    def run(self) -> int | None:
+        """Return the makespan [ns], or None on a deadlock."""
+        position = [0] * len(self._orders)
+        clock = [0] * len(self._orders)
+        while True:
+            while self._runnable:
+                self._advance(self._runnable.pop(), position, clock)
+            if not self._serve_contended():
+                break
+        if any(position[device] < len(order) for device, order in enumerate(self._orders)):
+            return None
+        return max([0, *clock, *(run.end_ns for run in self._runs)])
+
+    def collective_runs(self) -> tuple[CollectiveRun, ...]:
+        """Return the collectives that ran, sorted by device and start."""
+        return tuple(sorted(self._runs, key=lambda run: (run.device, run.start_ns, run.stage, run.kind)))
+
+    def _prepare_stages(self) -> list[int]:
+        """Open the first stage's inputs, gate every stage's first F on its all-gather; return ops to reduce after."""
+        tables, problem = self._tables, self._tables.problem
+        n = tables.microbatches
+        self.arrival[0 : n * KINDS : KINDS] = [0] * n
+        self._gathered = [0] * problem.num_stages  # when the stage's parameters are there, -1 if not yet
+        collectives = problem.collectives
+        if collectives is not None and collectives.mode == "zero1":
+            self._gathered = [-1] * problem.num_stages
+            for device, order in enumerate(self._orders):
+                first = dict.fromkeys(op // KINDS // n for op in order if op % KINDS == OpKind.F)
+                for rank, stage in enumerate(first):
+                    job = self._collective("ALL_GATHER", stage, 0, rank - len(first))
+                    self._enqueue(len(tables.lanes) + device, job)
+        # W or B of every microbatch must have run before the stage's gradients are reduced
+        return [n if collectives is not None else -1] * problem.num_stages
+
+    def _collective(self, kind: str, stage: int, ready: int, position: int) -> _Job:
+        costs = self._tables.problem.stages[stage]
+        collectives = self._tables.problem.collectives
+        assert collectives is not None
+        own = len(self._tables.problem.pipes) + costs.device
+        length = costs.all_gather_ns if kind == "ALL_GATHER" else costs.reduce_ns
+        return _Job(ready, position, NO_SLOT, (own, *collectives.pipes), length, 0, costs.device, (kind, stage))
+
+    def _advance(self, device: int, position: list[int], clock: list[int]) -> None:
+        """Run the device until it waits or is done."""
+        tables = self._tables
+        order, now = self._orders[device], clock[device]
+        for index in range(position[device], len(order)):
+            op = order[index]
+            slot = tables.slot[op]
+            arrived = self.arrival[slot]
+            stage = op // KINDS // tables.microbatches
+            if arrived < 0 or self._gathered[stage] < 0:
+                self._awaited[device] = slot if arrived < 0 else -2 - stage
+                position[device] = index
+                break
+            now = max(now, arrived, self._gathered[stage]) + tables.duration[op]
+            self._finish(device, index, op, stage, now)
+        else:
+            position[device] = len(order)
+        clock[device] = now
+
+    def _finish(self, device: int, index: int, op: int, stage: int, now: int) -> None:
+        tables = self._tables
+        self.end[op] = now
+        kind = op % KINDS
+        if kind == OpKind.D:
+            self.arrival[op + 1] = now
+        fed, hop = tables.target[op], tables.hop[op]
+        if fed != NO_SLOT:
+            if hop is None:
+                self.arrival[fed] = now
+            else:
+                self._enqueue(tables.lane_of[Lane(hop.pipe, device)], _message(now, 2 * index, fed, hop))
+        if kind in (OpKind.W, OpKind.B):
+            self._todo[stage] -= 1
+            if self._todo[stage] == 0:
+                collectives = tables.problem.collectives
+                assert collectives is not None
+                name = "ALL_REDUCE" if collectives.mode == "ddp" else "REDUCE_SCATTER"
+                self._enqueue(len(tables.lanes) + device, self._collective(name, stage, now, 2 * index + 1))
+        for lane in sorted(self._opens.pop(op, ())):
+            self._serve(lane)
+
+    def _enqueue(self, lane: int, job: _Job) -> None:
+        self._queues[lane].append(job)
+        self._serve(lane)
+
+    def _serve(self, lane: int) -> None:
+        """Let everything leave that can, unless other senders have a say."""
+        if not self._contended[lane]:
+            while (ready := self._head_ready(lane)) is not None:
+                self._leave(lane, ready)
+
+    def _head_ready(self, lane: int) -> int | None:
+        """Return when the head of the queue is ready, its receive posted; None if there is none yet."""
+        queue = self._queues[lane]
+        if not queue:
+            return None
+        gate = self._gates.get(queue[0].slot, NO_SLOT)
+        if gate == NO_SLOT:
+            return queue[0].ready
+        if self.end[gate] < 0:
+            self._opens.setdefault(gate, set()).add(lane)
+            return None
+        return max(queue[0].ready, self.end[gate])
+
+    def _serve_contended(self) -> bool:
+        """Let the head that is ready first leave; ties go to the lower device, then to its program order."""
+        best: tuple[int, int, int, int] | None = None
+        for lane in self._deciding:
+            ready = self._head_ready(lane)
+            if ready is not None:
+                key = (ready, self._lanes[lane].device, self._queues[lane][0].position, lane)
+                best = key if best is None else min(best, key)
+        if best is None:
+            return False
+        self._leave(best[3], best[0])
+        return True
+
+    def _leave(self, lane: int, ready: int) -> None:
+        job = self._queues[lane].popleft()
+        start = max(ready, *(self._free[pipe] for pipe in job.pipes))
+        done = start + job.occupancy
+        for pipe in job.pipes:
+            self._free[pipe] = done
+        if job.collective is not None:
+            self._end_collective(job, start, done)
+            return
+        self.left[job.slot] = start
+        self.arrival[job.slot] = done + job.latency
+        if self._awaited[job.receiver] == job.slot:
+            self._awaited[job.receiver] = NO_SLOT
+            self._runnable.append(job.receiver)
+
+    def _end_collective(self, job: _Job, start: int, done: int) -> None:
+        assert job.collective is not None
+        kind, stage = job.collective
+        device = job.receiver
+        run = CollectiveRun(kind=kind, stage=stage, device=device, start_ns=start, end_ns=done)  # type: ignore[arg-type]
+        self._runs.append(run)
+        if kind == "ALL_GATHER":
+            self._gathered[stage] = done
+            if self._awaited[device] == -2 - stage:
+                self._awaited[device] = NO_SLOT
+                self._runnable.append(device)
+
+
+def _message(ready: int, position: int, slot: int, hop: Hop) -> _Job:
+    return _Job(ready, position, slot, (hop.pipe,), hop.occupancy_ns, hop.latency_ns, hop.target)
