@@ -57,9 +57,17 @@ class Simulator:
 
     def makespan(self, orders: Sequence[Sequence[int]]) -> int | None:
         """Return the makespan [ns] of `orders` (length P, op ids), or None when they deadlock."""
+        return self.replay(orders)[0]
+
+    def replay(self, orders: Sequence[Sequence[int]]) -> tuple[int | None, list[int], list[int]]:
+        """Return makespan, end of every op (by op id) and arrival of every input (by slot) [ns]; -1 for never.
+
+        The makespan is None when the orders deadlock.
+        """
         if self._direct:
-            return self._run_direct(orders)[0]
-        return QueuedRun(self.tables, orders, None).run()
+            return self._run_direct(orders)
+        queued = QueuedRun(self.tables, orders, None)
+        return queued.run(), queued.end, queued.arrival
 
     def run(self, schedule: Schedule, gates: Mapping[int, int] | None = None) -> Timeline:
         """Return the timeline of `schedule`; see `simulate`."""

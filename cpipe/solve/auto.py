@@ -1,0 +1,257 @@
+"""One entry for every method: candidates are collected, the shortest replayed order wins, the best bound proves it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, UsageError
+from cpipe.ir import Bound, Problem, Schedule, SolveResult
+from cpipe.ir.base import Frozen
+from cpipe.schedules import SCHEDULES, static_schedule
+from cpipe.sim import Simulator, simulate
+from cpipe.sim.memory import fits
+from cpipe.solve.bounds import lower_bound
+from cpipe.solve.crosspipe import crosspipe_greedy
+from cpipe.solve.family import tune_and_apply
+from cpipe.solve.methods import METHODS, STATIC_METHODS
+from cpipe.solve.search import LocalSearch
+from cpipe.solve.serial import serial_schedule
+
+__all__ = ["SolveLimits", "solve"]
+
+_FAMILY_WORK = 600_000  # op evaluations of the family: about two seconds
+_SEARCH_WORK = 12_000_000  # op evaluations of local search, most of them rejected before timing
+_SEARCH_ROUNDS = 4
+_SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
+_AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
+_AUTO_NODES = 2_000
+
+Progress = Callable[[str], None]
+
+
+class SolveLimits(Frozen, kw_only=True):
+    """When a search stops.
+
+    Attributes
+    ----------
+    max_gap
+        Accept an order within this share of the bound: (makespan - bound) / makespan.
+    time_limit_s
+        Wall-clock limit [s], or None; the only clock that can change a result, so it is the user's choice.
+    seed
+        Of every random choice.
+    node_limit
+        Branch-and-bound nodes of the MILP, or None for the method's default.
+    """
+
+    max_gap: float = 0.0
+    time_limit_s: float | None = None
+    seed: int = 0
+    node_limit: int | None = None
+
+
+def solve(
+    problem: Problem, method: str = "auto", limits: SolveLimits | None = None, progress: Progress | None = None
+) -> SolveResult:
+    """Return the best schedule that `method` finds, with its replay and the best proven bound.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    method
+        A key of `cpipe.solve.methods.METHODS`.
+    limits
+        When to stop.
+    progress
+        Called with one short line now and then.
+
+    Raises
+    ------
+    UsageError
+        When the method does not exist, or a static schedule does not exist for this problem.
+    InfeasibleError
+        When not even one microbatch at a time fits in memory: proven infeasible.
+    NoSolutionError
+        When the schedule that was asked for does not fit in memory or cannot run.
+    """
+    if method not in METHODS:
+        raise UsageError(f"unknown method {method!r}; known: {', '.join(METHODS)}", code="unknown-method")
+    return _Solve(problem, method, limits or SolveLimits(), progress or (lambda line: None)).run()
+
+
+class _Solve:
+    """One call of `solve`: the incumbent, the bound and what was spent."""
+
+    def __init__(self, problem: Problem, method: str, limits: SolveLimits, progress: Progress) -> None:
+        self.problem, self.method, self.limits, self.progress = problem, method, limits, progress
+        self.simulator = Simulator(problem)
+        self.bound = lower_bound(problem)
+        self.best: tuple[int, Schedule, str] | None = None
+        self.evaluations = 0
+        self.warnings: list[Diagnostic] = []
+        self._deadline = None if limits.time_limit_s is None else time.monotonic() + limits.time_limit_s
+        self._out_of_time = False
+
+    def run(self) -> SolveResult:
+        serial = serial_schedule(self.problem)
+        if not fits(self.problem, serial.orders):
+            raise InfeasibleError(
+                "not even one microbatch at a time fits in memory on every device", code="memory-too-small"
+            )
+        if self.method in STATIC_METHODS:
+            self._only(self.method)
+        else:
+            self._search(serial)
+        return self._result()
+
+    def _search(self, serial: Schedule) -> None:
+        for name in SCHEDULES:
+            self._try_static(name)
+        self._offer(serial, "serial")
+        before = self.best
+        if self.method == "greedy-crosspipe":
+            schedule = crosspipe_greedy(self.problem, self.simulator.tables)
+            if schedule is not None:
+                self._offer(schedule, "greedy-crosspipe")
+            self._say_if_static_won(before)
+            return
+        if not self._good_enough():
+            self._family()
+        if self.method == "greedy":
+            self._say_if_static_won(before)
+            return
+        if not self._good_enough():
+            self._local_search()
+        if not self._good_enough():
+            self._milp()
+
+    @property
+    def target_ns(self) -> int:
+        """The longest makespan [ns] that ends the search."""
+        return int(self.bound.value_ns / (1 - self.limits.max_gap)) if self.limits.max_gap else self.bound.value_ns
+
+    def _expired(self) -> bool:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._out_of_time = True
+        return self._out_of_time
+
+    def _good_enough(self) -> bool:
+        return (self.best is not None and self.best[0] <= self.target_ns) or self._expired()
+
+    def _offer(self, schedule: Schedule, found_by: str) -> None:
+        """Keep `schedule` if it fits, finishes and is shorter than the incumbent."""
+        if not fits(self.problem, schedule.orders):
+            return
+        self.evaluations += 1
+        makespan = self.simulator.makespan(schedule.orders)
+        if makespan is not None and (self.best is None or makespan < self.best[0]):
+            self.best = (makespan, schedule, found_by)
+            self.progress(f"{found_by}: {makespan / 1e6:.3f} ms, bound {self.bound.value_ns / 1e6:.3f} ms")
+
+    def _only(self, name: str) -> None:
+        try:
+            schedule = static_schedule(name, self.problem)
+        except ValueError as error:
+            raise UsageError(f"{name} {error}", code="schedule-does-not-apply") from error
+        self._offer(schedule, name)
+        if self.best is None:
+            reason = "does not fit in memory" if not fits(self.problem, schedule.orders) else "cannot finish"
+            raise NoSolutionError(
+                f"{name} {reason}", code="schedule-does-not-fit", hint="--method auto finds an order that does"
+            )
+
+    def _try_static(self, name: str) -> None:
+        try:
+            schedule = static_schedule(name, self.problem)
+        except ValueError:
+            return
+        self._offer(schedule, name)
+
+    def _say_if_static_won(self, before: tuple[int, Schedule, str] | None) -> None:
+        if self.best is before and self.best is not None:
+            message = f"{self.method} found nothing better than {self.best[2]}, whose order is used"
+            self.warnings.append(Diagnostic(code="static-was-better", message=message, severity="warning"))
+
+    def _family(self) -> None:
+        self.progress("greedy family")
+        search = tune_and_apply(
+            self.problem, self.simulator, self.target_ns, _FAMILY_WORK, self.limits.seed, self._expired
+        )
+        self.evaluations += search.evaluations
+        if search.best is not None:
+            self._offer(search.best.schedule, "greedy")
+
+    def _local_search(self) -> None:
+        num_ops = 3 * self.problem.num_stages * self.problem.microbatches
+        if self.best is None or num_ops > _SEARCH_OPS:
+            return
+        self.progress("local search")
+        budget = _SEARCH_WORK // num_ops // _SEARCH_ROUNDS
+        for round_ in range(_SEARCH_ROUNDS):
+            search = LocalSearch(
+                self.problem,
+                self.simulator,
+                target_ns=self.target_ns,
+                budget=budget,
+                seed=self.limits.seed * _SEARCH_ROUNDS + round_,
+                expired=self._expired,
+            )
+            _, schedule = search.improve(self.best[1])
+            self.evaluations += search.evaluations
+            self._offer(schedule, "local-search")
+            if self._good_enough():
+                return
+
+    def _milp(self) -> None:
+        from cpipe.solve.milp import count_binaries, solve_milp, solver_problem
+
+        assert self.best is not None
+        missing = solver_problem()
+        if missing is not None:
+            if self.method == "milp":
+                raise NoSolutionError(missing, code="solver-missing", hint="--method greedy needs no solver")
+            self.warnings.append(
+                Diagnostic(code="solver-missing", message=f"{missing}; the MILP was skipped", severity="warning")
+            )
+            return
+        asked = self.method == "milp"
+        if not asked and count_binaries(self.problem, self.best[0]) > _AUTO_BINARIES:
+            return
+        remaining = None if self._deadline is None else max(0.1, self._deadline - time.monotonic())
+        nodes = self.limits.node_limit or (10 * _AUTO_NODES if asked else _AUTO_NODES)
+        outcome = solve_milp(
+            self.problem,
+            self.best[1],
+            lower_bound=self.bound,
+            node_limit=nodes,
+            time_limit=remaining,
+            seed=self.limits.seed,
+            progress=self.progress,
+        )
+        self.warnings += outcome.warnings
+        if outcome.schedule is not None:
+            self._offer(outcome.schedule, "milp")
+        if outcome.dual_bound_ns > self.bound.value_ns:
+            reason = f"MILP with {outcome.binaries} binaries, {outcome.solver_status}"
+            self.bound = Bound(value_ns=outcome.dual_bound_ns, proved_by="highs", reason=reason)
+
+    def _result(self) -> SolveResult:
+        if self.best is None:
+            raise NoSolutionError("no order was found within the limits", code="no-order")
+        makespan, schedule, found_by = self.best
+        if self._out_of_time and makespan > self.bound.value_ns:
+            message = f"the time limit of {self.limits.time_limit_s:g} s was met"
+            self.warnings.append(Diagnostic(code="time-limit", message=message, severity="warning"))
+        result = SolveResult(
+            schedule=schedule,
+            timeline=simulate(self.problem, schedule),
+            bound=self.bound,
+            method=self.method,
+            found_by=found_by,
+            evaluations=self.evaluations,
+            warnings=tuple(self.warnings),
+        )
+        result.verify()
+        return result
