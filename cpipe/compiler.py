@@ -26,7 +26,7 @@ PLACEMENTS = ("profile", "ud", "loop", "wave", "auto")
 Progress = Callable[[str], None]
 
 
-class SolveOptions(Frozen, kw_only=True):
+class SolveOptions(Frozen, frozen=True, kw_only=True):
     """What the user may choose.
 
     Attributes
@@ -57,7 +57,7 @@ class SolveOptions(Frozen, kw_only=True):
     node_limit: int | None = None
 
 
-class Compiled(Frozen, kw_only=True):
+class Compiled(Frozen, frozen=True, kw_only=True):
     """A solved problem and its plan; `placement` is the pattern that was used."""
 
     problem: Problem
@@ -138,7 +138,9 @@ def problem_for_plan(plan: Plan, profile: Profile, receive_window: int | None = 
     ]
     if len(summary.placement) != summary.stages:
         faults.append(
-            Diagnostic(code="different-size", message=f"the plan places {len(summary.placement)} of {summary.stages} stages")
+            Diagnostic(
+                code="different-size", message=f"the plan places {len(summary.placement)} of {summary.stages} stages"
+            )
         )
     if faults:
         raise ProfileError(faults)
@@ -216,9 +218,7 @@ def _solve_and_lower(problem: Problem, options: SolveOptions, placement: str, pr
     result.timeline.verify(result.schedule)
     peaks = memory_peaks(problem, result.schedule.orders)
     made_by = MadeBy(cpipe=cpipe.__version__, method=options.method, seed=options.seed, limits=_limits(options))
-    plan = lower(
-        problem, result.schedule, result.timeline, bound=result.bound, resident_peaks=peaks, made_by=made_by
-    )
+    plan = lower(problem, result.schedule, result.timeline, bound=result.bound, resident_peaks=peaks, made_by=made_by)
     return Compiled(problem=problem, result=result, plan=plan, placement=placement)
 
 

@@ -29,7 +29,7 @@ InstructionName = Literal[
 ]
 
 
-class Instruction(Frozen, kw_only=True, omit_defaults=True):
+class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     """One step of a rank's host program.
 
     Attributes
@@ -58,7 +58,7 @@ class Instruction(Frozen, kw_only=True, omit_defaults=True):
     end_ns: int | None = None
 
 
-class RankProgram(Frozen, kw_only=True):
+class RankProgram(Frozen, frozen=True, kw_only=True):
     """The host program of one rank: `ops` in order."""
 
     rank: int
@@ -66,7 +66,7 @@ class RankProgram(Frozen, kw_only=True):
     ops: tuple[Instruction, ...]
 
 
-class Channel(Frozen, kw_only=True):
+class Channel(Frozen, frozen=True, kw_only=True):
     """An ordered stream of messages of one kind between two ranks; its own communicator.
 
     `window` is the largest number of its receives that are posted and not yet consumed at once; a receive is
@@ -81,7 +81,7 @@ class Channel(Frozen, kw_only=True):
     window: int
 
 
-class Group(Frozen, kw_only=True):
+class Group(Frozen, frozen=True, kw_only=True):
     """A data-parallel group: the replicas of `stages`, all on one rank of the pipeline."""
 
     id: int
@@ -89,7 +89,7 @@ class Group(Frozen, kw_only=True):
     stages: tuple[int, ...]
 
 
-class MadeBy(Frozen, kw_only=True):
+class MadeBy(Frozen, frozen=True, kw_only=True):
     """How the plan was made; enough to make it again from the same profile."""
 
     cpipe: str
@@ -98,7 +98,7 @@ class MadeBy(Frozen, kw_only=True):
     limits: dict[str, Any]
 
 
-class ProblemSummary(Frozen, kw_only=True):
+class ProblemSummary(Frozen, frozen=True, kw_only=True):
     """Which problem the plan solves."""
 
     digest: str
@@ -109,7 +109,7 @@ class ProblemSummary(Frozen, kw_only=True):
     placement: tuple[int, ...]
 
 
-class Claims(Frozen, kw_only=True):
+class Claims(Frozen, frozen=True, kw_only=True):
     """What the plan promises: times [ns], peak memory of each device [bytes].
 
     `lower_bound_ns` is proved by `proved_by` (``bound``: closed forms; ``highs``: the MILP solver). The plan is
@@ -122,7 +122,7 @@ class Claims(Frozen, kw_only=True):
     peak_bytes: tuple[int, ...]
 
 
-class Plan(Frozen, kw_only=True, omit_defaults=True):
+class Plan(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     """A whole plan. `digest` covers everything but itself; `extensions` are the user's and never read."""
 
     format: Literal["cpipe.plan"]

@@ -14,7 +14,7 @@ from cpipe.units import Bytes, Ns
 __all__ = ["Collectives", "Device", "Hop", "Problem", "Stage"]
 
 
-class Device(Frozen, kw_only=True):
+class Device(Frozen, frozen=True, kw_only=True):
     """One pipeline rank.
 
     Attributes
@@ -32,7 +32,7 @@ class Device(Frozen, kw_only=True):
     capacity_bytes: Bytes | None = None
 
 
-class Stage(Frozen, kw_only=True):
+class Stage(Frozen, frozen=True, kw_only=True):
     """Costs of one stage; durations [ns] and sizes [bytes] for one microbatch.
 
     Attributes
@@ -75,7 +75,7 @@ class Stage(Frozen, kw_only=True):
     reduce_ns: Ns = Ns(0)
 
 
-class Hop(Frozen, kw_only=True):
+class Hop(Frozen, frozen=True, kw_only=True):
     """A message between two devices: one microbatch's activation or gradient over one stage boundary.
 
     Attributes
@@ -100,7 +100,7 @@ class Hop(Frozen, kw_only=True):
     pipe: int
 
 
-class Collectives(Frozen, kw_only=True):
+class Collectives(Frozen, frozen=True, kw_only=True):
     """Data parallelism of the job.
 
     Attributes
@@ -119,7 +119,7 @@ class Collectives(Frozen, kw_only=True):
     pipes: tuple[int, ...] = ()
 
 
-class Problem(Frozen, kw_only=True):
+class Problem(Frozen, frozen=True, kw_only=True):
     """What must be scheduled.
 
     Attributes
@@ -211,11 +211,7 @@ class Problem(Frozen, kw_only=True):
         _check(min(hop.message_bytes, hop.latency_ns, hop.occupancy_ns) >= 0, f"{label} has a negative cost")
 
 
-_NONNEGATIVE = tuple(
-    name
-    for name in Stage.__struct_fields__
-    if name.endswith(("_ns", "_bytes"))
-)
+_NONNEGATIVE = tuple(name for name in Stage.__struct_fields__ if name.endswith(("_ns", "_bytes")))
 
 
 def _check(condition: bool, message: str) -> None:

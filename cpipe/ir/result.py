@@ -12,7 +12,7 @@ from cpipe.ir.timeline import Timeline
 __all__ = ["Bound", "SolveResult"]
 
 
-class Bound(Frozen, kw_only=True):
+class Bound(Frozen, frozen=True, kw_only=True):
     """A proven lower bound on the makespan of a problem.
 
     Attributes
@@ -30,7 +30,7 @@ class Bound(Frozen, kw_only=True):
     reason: str = ""
 
 
-class SolveResult(Frozen, kw_only=True):
+class SolveResult(Frozen, frozen=True, kw_only=True):
     """What a search returns.
 
     Attributes

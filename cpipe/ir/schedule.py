@@ -9,7 +9,7 @@ from cpipe.ir.problem import Problem
 __all__ = ["Schedule"]
 
 
-class Schedule(Frozen, kw_only=True):
+class Schedule(Frozen, frozen=True, kw_only=True):
     """Order of compute ops per device.
 
     Attributes
@@ -37,7 +37,9 @@ class Schedule(Frozen, kw_only=True):
         InvariantError
             When a word is no op.
         """
-        return cls(orders=tuple(tuple(_parse(word, microbatches) for word in line.split()) for line in text.splitlines()))
+        return cls(
+            orders=tuple(tuple(_parse(word, microbatches) for word in line.split()) for line in text.splitlines())
+        )
 
     def verify(self, problem: Problem) -> None:
         """Check that every stage runs each microbatch once, in order, on its own device.

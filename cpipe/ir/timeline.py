@@ -10,7 +10,7 @@ from cpipe.ir.schedule import Schedule
 __all__ = ["CollectiveRun", "MessageRun", "Timeline"]
 
 
-class MessageRun(Frozen, kw_only=True):
+class MessageRun(Frozen, frozen=True, kw_only=True):
     """One message: `kind` made by `stage` for `microbatch`, from device `source` to `target`; times [ns].
 
     It is ready when its producer ends, holds its pipe from `start_ns` to `end_ns` and arrives at `arrival_ns`.
@@ -28,7 +28,7 @@ class MessageRun(Frozen, kw_only=True):
     arrival_ns: int
 
 
-class CollectiveRun(Frozen, kw_only=True):
+class CollectiveRun(Frozen, frozen=True, kw_only=True):
     """One data-parallel collective of `stage`, beside the compute of its device; times [ns]."""
 
     kind: Literal["ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"]
@@ -38,7 +38,7 @@ class CollectiveRun(Frozen, kw_only=True):
     end_ns: int
 
 
-class Timeline(Frozen, kw_only=True):
+class Timeline(Frozen, frozen=True, kw_only=True):
     """Start and end of every op, message and collective.
 
     Attributes

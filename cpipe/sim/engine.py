@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpipe.ir import MessageRun, OpKind, Problem, Schedule, Timeline, decode_op
+from cpipe.ir import CollectiveRun, MessageRun, OpKind, Problem, Schedule, Timeline, decode_op
 from cpipe.ir.ops import KINDS
 from cpipe.sim.queues import QueuedRun
 from cpipe.sim.tables import NO_SLOT, Tables, slot_of
@@ -75,7 +75,7 @@ class Simulator:
         if self._direct and not gates:
             makespan, ends, arrivals = self._run_direct(orders)
             left = None
-            collectives = ()
+            collectives: tuple[CollectiveRun, ...] = ()
         else:
             queued = QueuedRun(self.tables, orders, gates)
             makespan, ends, arrivals, left = queued.run(), queued.end, queued.arrival, queued.left
@@ -108,8 +108,7 @@ class Simulator:
             device = runnable.pop()
             order = orders[device]
             now = clock[device]
-            index = position[device]
-            for index in range(index, len(order)):
+            for index in range(position[device], len(order)):
                 op = order[index]
                 arrived = arrival[slot[op]]
                 if arrived < 0:

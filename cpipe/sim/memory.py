@@ -78,7 +78,7 @@ def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int
     per_stage = problem.microbatches * KINDS
     peaks = []
     for device, order in enumerate(orders):
-        level = sum(problem.stages[stage].static_bytes for stage in problem.stages_of(device))
+        level: int = sum(problem.stages[stage].static_bytes for stage in problem.stages_of(device))
         peak = level
         for op in order:
             during, after = steps[op // per_stage * KINDS + op % KINDS]

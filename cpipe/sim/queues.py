@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpipe.ir import CollectiveRun, Hop, OpKind, decode_op
+from cpipe.ir import CollectiveRun, Hop, OpKind
 from cpipe.ir.ops import KINDS
 from cpipe.sim.tables import NO_SLOT, Lane, Tables
 from cpipe.sim.window import window_gates

@@ -9,8 +9,8 @@ from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, UsageErro
 from cpipe.ir import Bound, Problem, Schedule, SolveResult
 from cpipe.ir.base import Frozen
 from cpipe.schedules import SCHEDULES, static_schedule
-from cpipe.sim import Simulator, simulate
-from cpipe.sim.memory import fits
+from cpipe.sim import Simulator, memory_peaks, simulate
+from cpipe.sim.memory import fits, receive_reserve
 from cpipe.solve.bounds import lower_bound
 from cpipe.solve.crosspipe import crosspipe_greedy
 from cpipe.solve.family import tune_and_apply
@@ -23,6 +23,7 @@ __all__ = ["SolveLimits", "solve"]
 _FAMILY_WORK = 600_000  # op evaluations of the family: about two seconds
 _SEARCH_WORK = 12_000_000  # op evaluations of local search, most of them rejected before timing
 _SEARCH_ROUNDS = 4
+_SEARCH_EVALUATIONS = 8_000  # per round, on small problems
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
 _AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
 _AUTO_NODES = 2_000
@@ -30,7 +31,7 @@ _AUTO_NODES = 2_000
 Progress = Callable[[str], None]
 
 
-class SolveLimits(Frozen, kw_only=True):
+class SolveLimits(Frozen, frozen=True, kw_only=True):
     """When a search stops.
 
     Attributes
@@ -97,14 +98,25 @@ class _Solve:
     def run(self) -> SolveResult:
         serial = serial_schedule(self.problem)
         if not fits(self.problem, serial.orders):
-            raise InfeasibleError(
-                "not even one microbatch at a time fits in memory on every device", code="memory-too-small"
-            )
+            raise InfeasibleError(self._shortfalls(serial))
         if self.method in STATIC_METHODS:
             self._only(self.method)
         else:
             self._search(serial)
         return self._result()
+
+    def _shortfalls(self, serial: Schedule) -> list[Diagnostic]:
+        """Return one fault for each device that cannot even run one microbatch at a time."""
+        peaks, reserve = memory_peaks(self.problem, serial.orders), receive_reserve(self.problem)
+        return [
+            Diagnostic(
+                code="memory-too-small",
+                message=f"device {owner.name!r} needs {peak} bytes for one microbatch and {extra} for posted receives, "
+                f"and has {owner.capacity_bytes}: short by {peak + extra - owner.capacity_bytes}",
+            )
+            for owner, peak, extra in zip(self.problem.devices, peaks, reserve, strict=True)
+            if owner.capacity_bytes is not None and peak + extra > owner.capacity_bytes
+        ]
 
     def _search(self, serial: Schedule) -> None:
         for name in SCHEDULES:
@@ -188,7 +200,7 @@ class _Solve:
         if self.best is None or num_ops > _SEARCH_OPS:
             return
         self.progress("local search")
-        budget = _SEARCH_WORK // num_ops // _SEARCH_ROUNDS
+        budget = min(_SEARCH_EVALUATIONS, _SEARCH_WORK // num_ops // _SEARCH_ROUNDS)
         for round_ in range(_SEARCH_ROUNDS):
             search = LocalSearch(
                 self.problem,

@@ -45,9 +45,7 @@ class Chains:
         for index in range(len(stages)):
             if index:
                 arrival = self.head[index - 1] + self.forward[index - 1] + _cost(problem.forward_hops[index - 1])
-                self.tail[index] = (
-                    self.gradient[index] + _cost(problem.backward_hops[index - 1]) + self.tail[index - 1]
-                )
+                self.tail[index] = self.gradient[index] + _cost(problem.backward_hops[index - 1]) + self.tail[index - 1]
                 self.head[index] = max(gather[index], arrival)
             else:
                 self.head[index] = gather[index]

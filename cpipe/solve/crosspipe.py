@@ -100,7 +100,8 @@ class _Greedy:
         order = [op for _, op in sorted(device.finished)]
         if device.room is None:
             return tuple(order)
-        room, level, gathered = device.room // self.parts, 0, []
+        room, level = device.room // self.parts, 0
+        gathered: list[int] = []
         while order:
             op = order[0]
             step = self._step(op // KINDS // self.n, op % KINDS)
@@ -126,9 +127,7 @@ class _Greedy:
             return None
         start = max(device.now, min(fitting)[0])
         rank = self._ranks(device)
-        best = min(
-            (rank[op % KINDS], op // KINDS % self.n, -op) for available, op in fitting if available <= start
-        )
+        best = min((rank[op % KINDS], op // KINDS % self.n, -op) for available, op in fitting if available <= start)
         return _Choice(start, -best[2])
 
     def _ranks(self, device: _Device) -> dict[int, int]:

@@ -24,7 +24,8 @@ __all__ = ["Candidate", "FamilySearch", "structured_knobs", "tune_and_apply"]
 _RAMPS = (4, NO_LIMIT, 2, 3, 5, 1, 6, 0)  # weight lag of the last device, in quarters of what memory or depth allows
 _PATIENCE = (1, 0, 2, 3, 4)  # in quarters of a W
 _EXTRA = (0, NO_LIMIT, 1, 3, 4, 2, 6)  # in-flight activations beyond the depth of the stage
-_LEADERS = ((0, 0, 0), (1, 1, 1), (2, 1, 0))  # ranks of (patience, ramp, depth): best at tight, at ample memory, on slow links
+_LEADERS = ((0, 0, 0), (1, 1, 1), (2, 1, 0))  # ranks of (patience, ramp, depth): tight memory, ample memory, slow links
+_MOST = 3_000  # evaluations on small problems
 _KEPT = 8  # vectors that a small tuning hands to the large problem
 
 
@@ -125,24 +126,18 @@ class FamilySearch:
 def structured_knobs(problem: Problem) -> Iterator[Knobs]:
     """Yield the structured vectors of a problem, most promising first (smallest sum of ranks over the dimensions)."""
     chains = Chains(problem)
-    dimensions = (
-        _backward_modes(problem),
-        _PATIENCE,
-        _RAMPS,
-        _depths(problem, chains),
-        (True, False) if problem.num_stages > problem.num_devices else (True,),
-    )
-    lags = _lag_limits(problem)
-    choices = [list(enumerate(dimension)) for dimension in dimensions]
-    ranked = sorted(itertools.product(*choices), key=_promise)
-    for (_, full), (_, patience), (_, ramp), (_, in_flight), (_, deep) in ranked:
-        lag = tuple(NO_LIMIT if ramp == NO_LIMIT else ramp * limit // 4 for limit in lags)
-        yield Knobs(lag, in_flight, patience, full, deep)
+    modes, depths, lags = _backward_modes(problem), _depths(problem, chains), _lag_limits(problem)
+    deep_first = (True, False) if problem.num_stages > problem.num_devices else (True,)
+    sizes = (len(modes), len(_PATIENCE), len(_RAMPS), len(depths), len(deep_first))
+    for mode, patience, ramp, depth, deep in sorted(itertools.product(*map(range, sizes)), key=_promise):
+        quarters = _RAMPS[ramp]
+        lag = tuple(NO_LIMIT if quarters == NO_LIMIT else quarters * limit // 4 for limit in lags)
+        yield Knobs(lag, depths[depth], _PATIENCE[patience], modes[mode], deep_first[deep])
 
 
-def _promise(combination: Sequence[tuple[int, object]]) -> tuple[int, int]:
+def _promise(ranks: Sequence[int]) -> tuple[int, int]:
     """Rank a combination: the leaders first, then by the sum of the ranks of its values."""
-    mode, *steering, deep = (rank for rank, _ in combination)
+    mode, *steering, deep = ranks
     leader = _LEADERS.index(tuple(steering)) if tuple(steering) in _LEADERS else len(_LEADERS)
     return leader + mode + deep, mode + sum(steering) + deep
 
@@ -158,7 +153,7 @@ def tune_and_apply(
         Its `best` is the result, or None when no pass finished.
     """
     num_ops = 3 * problem.num_stages * problem.microbatches
-    budget = max(4, work // num_ops)
+    budget = max(4, min(_MOST, work // num_ops))
     search = FamilySearch(problem, simulator, target_ns, budget, expired)
     small = 3 * problem.num_devices
     if budget < 150 and problem.microbatches > 2 * small:

@@ -187,9 +187,7 @@ class _Pass:
         steps = self.scheduler._steps
         needed = 0
         for stage in stages:
-            if self.next_forward[stage] <= oldest and not (
-                stage == chosen and self.next_forward[stage] == oldest
-            ):
+            if self.next_forward[stage] <= oldest and not (stage == chosen and self.next_forward[stage] == oldest):
                 needed += steps[stage * KINDS].after
         return needed
 

@@ -1,8 +1,8 @@
 """Critical-path local search: move ops that decide the makespan, keep what helps.
 
 A move shifts one op, or the ops of one kind and stage for a run of microbatches, by a few places in its device's
-order, or exchanges D and W for B where B is cheaper. Microbatch order, F before D before W and memory are kept before anything is timed. Acceptance is annealed by
-counted evaluations with a fixed seed, so the result can be made again.
+order, or exchanges D and W for B where B is cheaper. Microbatch order, F before D before W and memory are kept before
+anything is timed. Acceptance is annealed by counted evaluations with a fixed seed, so the result can be made again.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ class LocalSearch:
             kept, orders[device] = orders[device], changed
             value, new_ends, _ = self._simulator.replay(orders)
             temperature = heat * (1 - self.evaluations / self._budget) + 1e-9
-            if value is None or (
-                value > makespan and self._rng.random() >= math.exp((makespan - value) / temperature)
-            ):
+            if value is None or (value > makespan and self._rng.random() >= math.exp((makespan - value) / temperature)):
                 orders[device] = kept
                 continue
             makespan = value

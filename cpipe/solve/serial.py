@@ -1,23 +1,53 @@
-"""The order of last resort: one microbatch at a time, the least memory that any order can live with."""
+"""The order of last resort: one microbatch at a time, with the least memory that any order can live with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from cpipe.ir import OpKind, Problem, Schedule, encode_op
+from cpipe.ir.ops import KINDS
+from cpipe.sim.memory import memory_steps, receive_reserve
 
 __all__ = ["serial_schedule"]
 
 
 def serial_schedule(problem: Problem) -> Schedule:
-    """Return the schedule that finishes each microbatch before the next starts, with full backwards.
+    """Return the schedule that finishes each microbatch before the next starts.
 
-    If this does not fit in memory, nothing does: every order must at some time hold one microbatch on all stages of a
-    device, and B frees at once.
+    Each backward runs as B where that fits, else as D with its W as soon as that fits, the smallest transient first.
+    If this does not fit in memory nothing does: every order must at some time hold one microbatch on all stages of a
+    device, a B frees all there is to free, and a W that fits only frees.
     """
     n = problem.microbatches
-    orders: list[list[int]] = [[] for _ in problem.devices]
-    for microbatch in range(n):
-        for index, stage in enumerate(problem.stages):
-            orders[stage.device].append(encode_op(OpKind.F, index, microbatch, n))
-        for index, stage in reversed(list(enumerate(problem.stages))):
-            orders[stage.device].append(encode_op(OpKind.B, index, microbatch, n))
-    return Schedule(orders=tuple(map(tuple, orders)))
+    reserve = receive_reserve(problem)
+    orders: list[tuple[int, ...]] = []
+    for device, owner in enumerate(problem.devices):
+        stages = problem.stages_of(device)
+        taken = sum(problem.stages[stage].static_bytes for stage in stages) + reserve[device]
+        room = None if owner.capacity_bytes is None else owner.capacity_bytes - taken
+        steps = list(_one_microbatch(problem, stages, room))
+        orders.append(tuple(encode_op(kind, stage, microbatch, n) for microbatch in range(n) for kind, stage in steps))
+    return Schedule(orders=tuple(orders))
+
+
+def _one_microbatch(problem: Problem, stages: Sequence[int], room: int | None) -> Iterator[tuple[OpKind, int]]:
+    """Yield the ops of one microbatch on one device, within `room` [bytes] if that is possible at all."""
+    steps = memory_steps(problem)
+    yield from ((OpKind.F, stage) for stage in stages)
+    level = sum(steps[stage * KINDS + OpKind.F].after for stage in stages)
+    waiting: list[int] = []
+    for stage in reversed(stages):
+        full, part = steps[stage * KINDS + OpKind.B], steps[stage * KINDS + OpKind.D]
+        must_split = room is not None and level + full.during > room
+        if must_split and problem.stages[stage].can_split:
+            yield OpKind.D, stage
+            level += part.after
+            waiting.append(stage)
+        else:
+            yield OpKind.B, stage
+            level += full.after
+        waiting.sort(key=lambda other: steps[other * KINDS + OpKind.W].during)
+        while waiting and (room is None or level + steps[waiting[0] * KINDS + OpKind.W].during <= room):
+            level += steps[waiting[0] * KINDS + OpKind.W].after
+            yield OpKind.W, waiting.pop(0)
+    yield from ((OpKind.W, stage) for stage in waiting)

@@ -7,22 +7,19 @@ thread of its own: Ctrl-C reaches the caller at once, and a solver that ignores 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import re
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Limits", "RawOutcome", "run_solver", "silenced", "solver_problem"]
+from cpipe.solve.milp.silence import silenced
+
+__all__ = ["Limits", "RawOutcome", "run_solver", "solver_problem"]
 
 _NEEDED = {"pulp": (3, 3), "highspy": (1, 16)}
 _GRACE_S = 5.0
 _POLL_S = 0.1
-_FD_LOCK = threading.Lock()
 
 
 class Limits(NamedTuple):
@@ -80,31 +77,6 @@ def _version(name: str) -> tuple[int, ...]:
     import_module(name)
     numbers = re.findall(r"\d+", metadata.version(name))
     return tuple(map(int, numbers[:2]))
-
-
-@contextlib.contextmanager
-def silenced() -> Iterator[None]:
-    """Send file descriptor 1 to nowhere: HiGHS prints a banner there whatever its options say.
-
-    It is the process's descriptor: other threads' output to it is lost meanwhile. One user at a time.
-    """
-    with _FD_LOCK:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed or replaced sys.stdout
-            sys.stdout.flush()
-        try:
-            kept = os.dup(1)
-        except OSError:  # no descriptor 1: nothing to protect
-            yield
-            return
-        try:
-            with open(os.devnull, "wb") as sink:
-                os.dup2(sink.fileno(), 1)
-            yield
-        finally:
-            with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library to ask
-                ctypes.CDLL(None).fflush(None)  # what C still buffers must not come out afterwards
-            os.dup2(kept, 1)
-            os.close(kept)
 
 
 class _Session:

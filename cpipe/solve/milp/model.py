@@ -47,6 +47,8 @@ class Model:
         The `pulp.LpProblem`.
     columns
         Its variables, in the order of creation; all indices below point here.
+    rows
+        Its constraints: column -> factor, and what their sum may be at most.
     start
         Column of each task's start.
     order
@@ -74,6 +76,7 @@ class Model:
         self.scale: float = max(1.0, precedence.upper_bound / HORIZON)
         self.lp: Any = pulp.LpProblem("cpipe", pulp.LpMinimize)
         self.columns: list[Any] = []
+        self.rows: list[tuple[dict[int, float], float]] = []
         self._pulp = pulp
         windows = zip(precedence.head, map(precedence.latest_start, range(len(network.tasks))), strict=True)
         self.start = [self._column(self._time(low), self._time(high)) for low, high in windows]
@@ -98,7 +101,7 @@ class Model:
     @property
     def num_rows(self) -> int:
         """Number of constraints."""
-        return len(self.lp.constraints)
+        return len(self.rows)
 
     def violation(self, values: Sequence[float]) -> float:
         """Return by how much the worst row, bound or integrality is broken by a value for every column."""
@@ -107,10 +110,8 @@ class Model:
             worst = max(worst, column.lowBound - value, value - column.upBound)
             if column.cat == self._pulp.LpInteger:
                 worst = max(worst, abs(value - round(value)))
-        by_name = {column.name: value for column, value in zip(self.columns, values, strict=True)}
-        for row in self.lp.constraints.values():
-            excess = row.constant + sum(factor * by_name[column.name] for column, factor in row.items())
-            worst = max(worst, excess)
+        for factors, most in self.rows:
+            worst = max(worst, sum(factor * values[column] for column, factor in factors.items()) - most)
         return worst
 
     def precedes(self, first: int, second: int) -> Affine:
@@ -143,7 +144,7 @@ class Model:
         index = len(self.columns)
         # PuLP sorts its variables by name: padded numbers keep the order of creation
         category = self._pulp.LpInteger if integer else self._pulp.LpContinuous
-        self.columns.append(self._pulp.LpVariable(f"c{index:07d}", low, high, category))
+        self.columns.append(self.lp.add_variable(f"c{index:07d}", low, high, category))
         return index
 
     def _row(self, terms: list[tuple[float, Affine | int]], most: float) -> None:
@@ -157,6 +158,7 @@ class Model:
         sums = {column: factor for column, factor in sums.items() if factor}
         if not sums and most >= 0:
             return
+        self.rows.append((sums, most))
         expression = self._pulp.LpAffineExpression({self.columns[column]: factor for column, factor in sums.items()})
         self.lp.addConstraint(self._pulp.LpConstraint(expression, self._pulp.LpConstraintLE, rhs=most))
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, isfinite
 
+from msgspec.structs import replace
+
 from cpipe.errors import Diagnostic, NoSolutionError
 from cpipe.ir import Bound, Problem, Schedule
-from cpipe.ir.base import Frozen
 from cpipe.sim import DeadlockError, simulate
 from cpipe.sim.memory import fits
 from cpipe.solve.milp.backend import Limits, RawOutcome, run_solver, solver_problem
+from cpipe.solve.milp.build import build_network
 from cpipe.solve.milp.model import Model
-from cpipe.solve.milp.network import build_network, split_dominated
+from cpipe.solve.milp.network import split_dominated
 from cpipe.solve.milp.onemachine import resource_bound
 from cpipe.solve.milp.orders import extract_schedule, start_vector
+from cpipe.solve.milp.outcome import MilpOutcome
 from cpipe.solve.milp.precedence import ContradictionError, Precedence
 
-__all__ = ["DEFAULT_NODE_LIMIT", "MAX_BINARIES", "MilpOutcome", "count_binaries", "solve_milp"]
+__all__ = ["DEFAULT_NODE_LIMIT", "MAX_BINARIES", "count_binaries", "solve_milp"]
 
 DEFAULT_NODE_LIMIT = 20_000
 MAX_BINARIES = 4_000
@@ -27,37 +30,6 @@ _MAX_COUNTED_OPS = 1_500
 _MARGIN = 0.05
 """Trust in the solver's bound [model time]: 5e-8 of the longest horizon."""
 _START_SLIP = 1e-6
-
-
-class MilpOutcome(Frozen, frozen=True):
-    """What the exact search found.
-
-    Attributes
-    ----------
-    schedule
-        The best order found, the warm start included; None when there is none within memory.
-    dual_bound_ns
-        No schedule is shorter [ns]; at least the bound that was given.
-    solver_status
-        HiGHS's own model status (``optimal``, ``time_limit``, ``node_limit``, ``interrupt``, ...), or ``not_run``
-        (the start meets the bound), ``too_large`` (not built), ``not_answering`` (left behind by the watchdog).
-    nodes
-        Branch and bound nodes.
-    binaries
-        Binary variables of the model.
-    warm_start_accepted
-        Whether the start became the solver's first incumbent.
-    warnings
-        What the user should know.
-    """
-
-    schedule: Schedule | None
-    dual_bound_ns: int
-    solver_status: str
-    nodes: int = 0
-    binaries: int = 0
-    warm_start_accepted: bool = False
-    warnings: tuple[Diagnostic, ...] = ()
 
 
 def count_binaries(problem: Problem, upper_bound_ns: int) -> int:
@@ -157,7 +129,7 @@ def solve_milp(
     if binaries > max_binaries:
         say(f"milp: {binaries} binaries are too many (at most {max_binaries})")
         warning = _warning("milp-too-large", f"the model would have {binaries} binaries, at most {max_binaries}")
-        return _replace(given, solver_status="too_large", binaries=binaries, warnings=(warning,))
+        return replace(given, solver_status="too_large", binaries=binaries, warnings=(warning,))
     lower = max(lower, resource_bound(precedence))
     model = Model(network, precedence, lower, families)
     say(f"milp: {binaries} binaries, {model.num_rows} rows")
@@ -241,9 +213,3 @@ def _makespan(item: tuple[int, Schedule]) -> int:
 
 def _warning(code: str, message: str) -> Diagnostic:
     return Diagnostic(code=code, message=message, severity="warning")
-
-
-def _replace(outcome: MilpOutcome, **changes: object) -> MilpOutcome:
-    import msgspec
-
-    return msgspec.structs.replace(outcome, **changes)

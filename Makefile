@@ -1,0 +1,118 @@
+# Two commands set up everything on a fresh machine: `make demo` and `make test`.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
+DEMO ?= plans/m70-2dc-lat2-bw2-1x/profile.json
+CASES ?= $(sort $(dir $(wildcard plans/*/plan.json)))
+SCHEMAS := profile plan report
+PYTEST_ARGS ?=
+
+# Stamps: what is installed in the environment, made again when pyproject.toml changes.
+CORE := $(VENV)/.cpipe-core
+DEV := $(VENV)/.cpipe-dev
+
+.PHONY: help venv dev demo test test-fast check fmt lint types imports schemas schemas-fresh pins readme golden bench clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- environment
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: cpipe needs Python 3.11 or later; name one with PYTHON=..." >&2; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml | $(BIN)/python
+	@echo "installing cpipe into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	@echo "installing cpipe and its development tools into $(VENV)"
+	@$(PIP) --editable '.[dev]'
+	@touch $(CORE) $@
+
+venv: $(CORE) ## Create .venv with cpipe and what it needs to run
+
+dev: $(DEV) ## Create .venv with the development tools too
+
+# --- use
+
+demo: $(CORE) ## Solve a shipped case and show the plan (DEMO=profile.json for another)
+	@mkdir -p build
+	$(BIN)/cpipe solve $(DEMO) -o build/demo-plan.json
+	$(BIN)/cpipe show build/demo-plan.json
+
+# --- tests
+
+test: $(DEV) ## Run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: $(DEV) ## Run the tests that are not marked slow, stop at the first failure
+	$(BIN)/python -m pytest -x -m 'not slow' $(PYTEST_ARGS)
+
+golden: $(DEV) ## Write the expected outputs of tests/golden anew; look at the difference before you keep it
+	$(BIN)/python -m pytest --update-golden $(PYTEST_ARGS)
+
+# --- checks
+
+check: lint types imports schemas-fresh pins readme ## Run every check that is not a test
+
+fmt: $(DEV) ## Format the code and apply the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: $(DEV) ## Check format and style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(DEV) ## Check types
+	$(BIN)/mypy
+
+imports: $(DEV) ## Check the layers
+	$(BIN)/lint-imports
+
+schemas: $(CORE) ## Write the JSON schemas anew from the types
+	@mkdir -p build/schemas
+	@for name in $(SCHEMAS); do \
+	  $(BIN)/cpipe schema $$name > build/schemas/$$name.v1.schema.json; \
+	  cp build/schemas/$$name.v1.schema.json schemas/; \
+	  echo "schemas/$$name.v1.schema.json"; \
+	done
+
+schemas-fresh: $(CORE) ## Check that the JSON schemas are those of the types
+	@mkdir -p build/schemas
+	@for name in $(SCHEMAS); do \
+	  $(BIN)/cpipe schema $$name > build/schemas/$$name.v1.schema.json; \
+	  diff -u schemas/$$name.v1.schema.json build/schemas/$$name.v1.schema.json \
+	    || { echo "error: schemas/$$name.v1.schema.json is stale; run \`make schemas\`" >&2; exit 1; }; \
+	  echo "schemas/$$name.v1.schema.json is fresh"; \
+	done
+
+pins: $(CORE) ## Check every shipped plan against its profile
+	@test -n "$(CASES)" || { echo "error: no shipped plan was found" >&2; exit 1; }
+	@for case in $(CASES); do \
+	  echo "$$case"; \
+	  $(BIN)/cpipe validate $${case}plan.json --profile $${case}profile.json; \
+	done
+
+readme: $(DEV) ## Run the commands of the README in a copy of the repository
+	$(BIN)/python tests/readme_blocks.py README.md
+
+# --- housekeeping
+
+bench: $(CORE) ## Time solve on the shipped cases
+	$(BIN)/python tests/bench/bench_cases.py
+
+clean: ## Remove what was built and cached, but not .venv
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find cpipe tests -name __pycache__ -type d -prune -exec rm -rf {} +

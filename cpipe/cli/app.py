@@ -1,0 +1,106 @@
+"""The program: commands, global options, and one place where every ending becomes an exit code.
+
+Nothing heavier than typer is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from cpipe import __version__
+from cpipe.cli.schema import schema
+from cpipe.cli.show import show
+from cpipe.cli.simulate import simulate
+from cpipe.cli.solve import solve
+from cpipe.cli.validate import validate
+
+__all__ = ["COMMANDS", "app", "main"]
+
+_INTERRUPTED = 130
+
+COMMANDS = (solve, validate, simulate, show, schema)
+
+app = typer.Typer(
+    name="cpipe",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Compile a measured pipeline profile into a proven schedule and a plan that a runtime executes."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for _command in COMMANDS:
+    app.command()(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code (see `cpipe.cli.failures`).
+
+    Parameters
+    ----------
+    arguments
+        Without the program's name; None for those of the process.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe ends us quietly, with 141
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = arguments[:end]
+    # --traceback is accepted anywhere, as people append it to the call that failed.
+    rest = [*(option for option in options if option != "--traceback"), *arguments[end:]]
+    try:
+        status = typer.main.get_command(app).main(args=rest, prog_name="cpipe", standalone_mode=False)
+        sys.stdout.flush()
+        if status == _INTERRUPTED:  # typer's own ending of Ctrl-C
+            raise KeyboardInterrupt
+    except SystemExit:
+        raise
+    except BaseException as error:
+        return _fail(error, options)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(error: BaseException, options: Sequence[str]) -> int:
+    """Report `error` on stderr, and on stdout too when JSON was asked for; return the exit code."""
+    from cpipe.cli.failures import failure_of
+    from cpipe.cli.printer import Printer
+
+    names = [command.__name__ for command in COMMANDS]
+    command = next((option for option in options if option in names), None)
+    failure = failure_of(error, command)
+    printer = Printer()
+    if "--traceback" in options:
+        from traceback import format_exception
+
+        sys.stderr.write("".join(format_exception(error)))
+    printer.errors(failure.diagnostics, failure.hint)
+    if "--json" in options and failure.diagnostics:
+        from cpipe.report.document import failure_report
+
+        printer.document(failure_report(command, failure.status, failure.diagnostics, failure.hint))
+    return failure.exit_code

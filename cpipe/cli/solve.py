@@ -1,0 +1,123 @@
+"""``cpipe solve``: from a profile to a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cpipe.cli.options import check_solve_options
+from cpipe.cli.printer import Printer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpipe.cli.files import OutputFile
+    from cpipe.compiler import Compiled
+    from cpipe.errors import Diagnostic
+
+__all__ = ["solve"]
+
+
+def solve(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile; - reads standard input.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan to this file.")
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="auto, milp, greedy, greedy-crosspipe, gpipe, 1f1b, 1f1b-split or zb-h1."),
+    ] = "auto",
+    placement: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="profile (as written), ud, loop, wave, or auto: the best of them."),
+    ] = "profile",
+    max_gap: Annotated[
+        float, typer.Option(metavar="SHARE", help="Accept a plan this close to the proven bound, in [0, 1).")
+    ] = 0.0,
+    time_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop searching after this time.")] = None,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of every random choice.")] = 0,
+    receive_window: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="At most this many receives of a channel posted and not yet consumed."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary and no warnings.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show progress.")] = False,
+) -> None:
+    """Search the fastest schedule and write it as a plan.
+
+    The plan goes to the file of --output, else to stdout; on a terminal a summary is shown instead.
+    """
+    from cpipe.solve.methods import METHODS
+
+    check_solve_options(
+        method=method,
+        methods=tuple(METHODS),
+        placement=placement,
+        max_gap=max_gap,
+        time_limit=time_limit,
+        seed=seed,
+        receive_window=receive_window,
+    )
+    target = _target(output, as_json, profile)
+
+    from cpipe.compiler import SolveOptions, compile_profile
+    from cpipe.profile import load_profile, profile_warnings
+
+    printer = Printer(quiet=quiet, verbose=verbose)
+    loaded = load_profile(profile)
+    warnings = profile_warnings(loaded, profile)
+    printer.warnings(warnings)
+    options = SolveOptions(
+        method=method,
+        placement=placement,
+        seed=seed,
+        max_gap=max_gap,
+        time_limit=time_limit,
+        receive_window=receive_window,
+    )
+    compiled = compile_profile(loaded, options, progress=printer.progress)
+    later = tuple(warning for warning in compiled.result.warnings if warning not in warnings)
+    printer.warnings(later)
+    _deliver(compiled, printer, target, as_json, to_stdout=output == "-", warnings=(*warnings, *later))
+
+
+def _target(output: str | None, as_json: bool, profile: str) -> OutputFile | None:
+    """Return the file to write, checked, or None for standard output."""
+    from cpipe.cli.files import STANDARD_STREAM, OutputFile
+    from cpipe.errors import UsageError
+
+    if output == STANDARD_STREAM and as_json:
+        raise UsageError("--json and --output - both want standard output", code="stdout-twice")
+    return None if output in (None, STANDARD_STREAM) else OutputFile(output, [profile])
+
+
+def _deliver(
+    compiled: Compiled,
+    printer: Printer,
+    target: OutputFile | None,
+    as_json: bool,
+    *,
+    to_stdout: bool,
+    warnings: Sequence[Diagnostic],
+) -> None:
+    """Write the plan, the summary and the report to where they belong."""
+    from cpipe.plan import encode_plan
+    from cpipe.report.document import solve_report
+    from cpipe.report.figures import plan_figures
+    from cpipe.report.summary import solve_lines
+
+    figures = plan_figures(compiled.plan, compiled.problem)
+    if target is not None:
+        target.write(encode_plan(compiled.plan))
+    if as_json:
+        printer.document(solve_report(compiled.result, compiled.plan, figures, warnings))
+        return
+    summary = solve_lines(compiled.result, figures)
+    if target is None and printer.to_terminal and not to_stdout:
+        printer.answer(summary)
+        return
+    printer.note(summary)
+    if target is None:
+        printer.artefact(encode_plan(compiled.plan))

@@ -1,0 +1,21 @@
+"""Plans: made from a schedule, written and read as canonical text, and checked by an independent validator."""
+
+from cpipe.plan.codec import decode_plan, encode_plan, load_plan
+from cpipe.plan.digest import plan_digest, problem_digest
+from cpipe.plan.lift import lift
+from cpipe.plan.lower import lower
+from cpipe.plan.schema import plan_schema
+from cpipe.plan.validate import TRANSPORTS, validate
+
+__all__ = [
+    "TRANSPORTS",
+    "decode_plan",
+    "encode_plan",
+    "lift",
+    "load_plan",
+    "lower",
+    "plan_digest",
+    "plan_schema",
+    "problem_digest",
+    "validate",
+]

@@ -1,0 +1,122 @@
+"""Data-parallel collectives in their place, and STEP at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cpipe.ir import Problem
+from cpipe.plan.validate.layout import Layout, Step
+from cpipe.plan.validate.report import Report
+
+__all__ = ["check_collectives"]
+
+_OF_MODE = {None: (), "ddp": ("ALL_REDUCE",), "zero1": ("ALL_GATHER", "REDUCE_SCATTER")}
+_NAMES = ("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE")
+
+
+class _Stage(NamedTuple):
+    """What a program does with one stage, by index in the program."""
+
+    first_forward: Step | None
+    last_gradient: Step | None
+    collectives: dict[str, Step]
+    waits: tuple[Step, ...]
+
+
+def check_collectives(layout: Layout, programs: dict[int, list[Step]], problem: Problem | None, report: Report) -> None:
+    """Check the collectives of every stage and that every program ends with its only STEP.
+
+    Without a problem the mode is taken from the plan: all stages have the collectives of ZeRO-1, or of DDP, or none.
+    """
+    expected = _expected(layout, programs, problem, report)
+    for rank, steps in programs.items():
+        place = layout.programs[rank][0]
+        _check_step(layout, rank, place, steps, report)
+        stages = [stage for stage, device in enumerate(layout.placement) if device == rank]
+        found: dict[int, list[Step]] = {stage: [] for stage in stages}
+        for step in steps:
+            if step.stage >= 0 and (step.group >= 0 or step.op in "FWB"):
+                found[step.stage].append(step)
+        for stage in stages:
+            _check_stage(rank, place, stage, found[stage], expected, report)
+
+
+def _expected(
+    layout: Layout, programs: dict[int, list[Step]], problem: Problem | None, report: Report
+) -> tuple[str, ...]:
+    if problem is not None:
+        expected: tuple[str, ...] = _OF_MODE[problem.collectives.mode if problem.collectives else None]
+    else:
+        present = {step.op for steps in programs.values() for step in steps if step.group >= 0} & set(_NAMES)
+        mode = "ddp" if present == {"ALL_REDUCE"} else "zero1" if present or layout.groups else None
+        expected = _OF_MODE[mode]
+    grouped = {stage for group in layout.groups.values() for stage in group.stages}
+    missing = set(range(layout.num_stages)) - grouped if expected else set()
+    for stage in sorted(missing):
+        report.header("group-stages", "$.groups", f"stage {stage} has collectives to run and no group")
+    if layout.groups and not expected:
+        report.header("group-stages", "$.groups", "there are groups, but the problem has no data parallelism")
+    return expected
+
+
+def _check_step(layout: Layout, rank: int, place: int, steps: Iterable[Step], report: Report) -> None:
+    """STEP ends the program, once."""
+    ends = [step.at for step in steps if step.op == "STEP"]
+    last = len(layout.programs[rank][1].ops) - 1
+    if not ends:
+        report.rank("missing-step", place, f"rank {rank}: the program has no STEP")
+    for index in ends[:-1]:
+        report.step("early-step", place, index, f"rank {rank}: STEP is there more than once")
+    if ends and ends[-1] != last:
+        report.step("early-step", place, ends[-1], f"rank {rank}: STEP is not the last op, ops[{last}] is")
+
+
+def _check_stage(
+    rank: int, place: int, stage: int, steps: list[Step], expected: tuple[str, ...], report: Report
+) -> None:
+    """Each expected collective runs once; gathers before the first F, reductions after the last W or B; both waited."""
+    found = _split(rank, place, steps, expected, report)
+    waits = list(found.waits)
+    for name in expected:
+        collective = found.collectives.get(name)
+        if collective is None:
+            report.rank("missing-collective", place, f"rank {rank}: stage {stage} has no {name}")
+            continue
+        wait = next((step for step in waits if step.at > collective.at), None)
+        if wait is None:
+            report.step("missing-wait", place, collective.at, f"rank {rank}: {collective} is never waited for")
+        else:
+            waits.remove(wait)
+        if name == "ALL_GATHER":
+            first = found.first_forward
+            late = wait if wait is not None else collective
+            if first is not None and late.at > first.at:
+                message = f"rank {rank}: {late} ({name}) comes after {first}, at ops[{first.at}]"
+                report.step("collective-order", place, late.at, message)
+        elif found.last_gradient is not None and found.last_gradient.at > collective.at:
+            last = found.last_gradient
+            message = f"rank {rank}: {collective} comes before {last}, at ops[{last.at}]: gradients are incomplete"
+            report.step("collective-order", place, collective.at, message)
+    for wait in waits:
+        report.step("stray-wait", place, wait.at, f"rank {rank}: {wait} waits for no collective that was posted")
+
+
+def _split(rank: int, place: int, steps: list[Step], expected: tuple[str, ...], report: Report) -> _Stage:
+    """Sort the ops of a stage; report collectives that are there twice or should not be."""
+    collectives: dict[str, Step] = {}
+    for step in steps:
+        if step.op not in _NAMES:
+            continue
+        if step.op not in expected:
+            message = f"rank {rank}: {step}, expected {' and '.join(expected) or 'no collective'}"
+            report.step("unexpected-collective", place, step.at, message)
+        elif collectives.setdefault(step.op, step) is not step:
+            message = f"rank {rank}: {step} is at ops[{collectives[step.op].at}] already"
+            report.step("duplicate-collective", place, step.at, message)
+    return _Stage(
+        first_forward=next((step for step in steps if step.op == "F"), None),
+        last_gradient=next((step for step in reversed(steps) if step.op in "WB"), None),
+        collectives=collectives,
+        waits=tuple(step for step in steps if step.op == "WAIT"),
+    )

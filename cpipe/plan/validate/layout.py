@@ -1,0 +1,152 @@
+"""The header of a plan: counts, placement, ranks, channels and groups; what stands is kept as a `Layout`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal, NamedTuple
+
+from cpipe.ir import Channel, Group, Plan, RankProgram
+from cpipe.plan.validate.report import Report
+
+__all__ = ["Layout", "Step", "check_layout"]
+
+_GRADIENT_OPS = ("D", "B")
+
+
+class Step(NamedTuple):
+    """A well-formed instruction, `at` its index in the program; what its op does not have is -1."""
+
+    at: int
+    op: str
+    stage: int
+    mb: int
+    channel: int
+    group: int
+    start_ns: int
+    end_ns: int
+
+    def __str__(self) -> str:
+        """Return the op for messages: ``F of stage 2 mb 0``."""
+        if self.op == "STEP":
+            return self.op
+        return f"{self.op} of stage {self.stage}" + (f" mb {self.mb}" if self.mb >= 0 else "")
+
+
+class Layout:
+    """What the other checks may rely on.
+
+    Attributes
+    ----------
+    num_ranks, num_stages, microbatches
+        Sane counts: those of the lists that are really there.
+    placement
+        Rank of each stage; -1 where the plan names none that exists.
+    channels, groups
+        Those that are well formed, by id.
+    programs
+        By rank: the first program of that rank and its index in ``$.ranks``.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.num_ranks = len(plan.ranks)
+        self.num_stages = len(plan.problem.placement)
+        self.microbatches = plan.problem.microbatches
+        self.placement = [rank if 0 <= rank < self.num_ranks else -1 for rank in plan.problem.placement]
+        self.channels: dict[int, Channel] = {}
+        self.groups: dict[int, Group] = {}
+        self.programs: dict[int, tuple[int, RankProgram]] = {}
+
+    def source_of(self, op: str, stage: int) -> int:
+        """Return the rank on which the input of F, D or B of `stage` is made; -1 when it needs none."""
+        feeder = stage - 1 if op == "F" else stage + 1
+        return self.placement[feeder] if 0 <= feeder < self.num_stages else -1
+
+    def target_of(self, op: str, stage: int) -> int:
+        """Return the rank that needs the output of F, D or B of `stage`; -1 when none does."""
+        reader = stage + 1 if op == "F" else stage - 1
+        return self.placement[reader] if 0 <= reader < self.num_stages else -1
+
+    @staticmethod
+    def carries(op: str) -> Literal["activation", "gradient"]:
+        """Return what the op reads and makes: gradients for D and B, activations for F."""
+        return "gradient" if op in _GRADIENT_OPS else "activation"
+
+
+def check_layout(plan: Plan, report: Report) -> Layout:
+    """Check the header; return what of it can be relied on."""
+    layout = Layout(plan)
+    _check_counts(layout, report)
+    _check_ranks(layout, report)
+    _check_channels(layout, report)
+    _check_groups(layout, report)
+    return layout
+
+
+def _check_counts(layout: Layout, report: Report) -> None:
+    problem = layout.plan.problem
+    for name, count, listed in (("devices", layout.num_ranks, "ranks"), ("stages", layout.num_stages, "placement")):
+        stated = getattr(problem, name)
+        if stated != count or stated < 1:
+            report.header("count", f"$.problem.{name}", f"{stated} {name}, but {listed} has {count}")
+    if problem.microbatches < 1:
+        report.header("count", "$.problem.microbatches", f"expected at least 1 microbatch, got {problem.microbatches}")
+    for stage, rank in enumerate(problem.placement):
+        if layout.placement[stage] < 0:
+            message = f"stage {stage} is placed on rank {rank}, ranks are 0..{layout.num_ranks - 1}"
+            report.header("placement", f"$.problem.placement[{stage}]", message)
+    peaks = len(layout.plan.claims.peak_bytes)
+    if peaks != layout.num_ranks:
+        report.header("count", "$.claims.peak_bytes", f"{peaks} peaks for {layout.num_ranks} ranks")
+
+
+def _check_ranks(layout: Layout, report: Report) -> None:
+    for place, program in enumerate(layout.plan.ranks):
+        if not 0 <= program.rank < layout.num_ranks:
+            report.rank("rank", place, f"rank {program.rank} is not in 0..{layout.num_ranks - 1}")
+        elif program.rank in layout.programs:
+            report.rank("rank", place, f"rank {program.rank} has a second program")
+        else:
+            layout.programs[program.rank] = (place, program)
+    for rank in range(layout.num_ranks):
+        if rank not in layout.programs:
+            report.header("rank", "$.ranks", f"rank {rank} has no program")
+
+
+def _check_channels(layout: Layout, report: Report) -> None:
+    seen: dict[tuple[int, int, str], int] = {}
+    for index, channel in enumerate(layout.plan.channels):
+        path = f"$.channels[{index}]"
+        ends = (channel.source, channel.target, channel.carries)
+        if channel.id != index:
+            report.header("channel-id", f"{path}.id", f"ids count up from 0: expected {index}, got {channel.id}")
+        elif min(ends[:2]) < 0 or max(ends[:2]) >= layout.num_ranks:
+            message = f"channel {index} joins ranks {ends[0]} and {ends[1]}, ranks are 0..{layout.num_ranks - 1}"
+            report.header("channel-ends", path, message)
+        elif channel.source == channel.target:
+            report.header("channel-ends", path, f"channel {index} joins rank {ends[0]} with itself")
+        elif ends in seen:
+            message = f"channels {seen[ends]} and {index} both carry {ends[2]}s from rank {ends[0]} to rank {ends[1]}"
+            report.header("channel-twice", path, message)
+        else:
+            seen[ends] = index
+            layout.channels[index] = channel
+
+
+def _check_groups(layout: Layout, report: Report) -> None:
+    members = Counter(stage for group in layout.plan.groups for stage in group.stages)
+    for index, group in enumerate(layout.plan.groups):
+        path = f"$.groups[{index}]"
+        ranks = {layout.placement[stage] if 0 <= stage < layout.num_stages else -1 for stage in group.stages}
+        if group.id != index:
+            report.header("group-id", f"{path}.id", f"ids count up from 0: expected {index}, got {group.id}")
+        elif -1 in ranks:
+            report.header("group-stages", f"{path}.stages", f"group {index} names a stage that does not exist")
+        elif len(ranks) != 1:
+            message = f"group {index} has stages of {len(ranks)} ranks, expected one rank"
+            report.header("group-stages", f"{path}.stages", message)
+        else:
+            layout.groups[index] = group
+        for stage in group.stages:
+            if members[stage] > 1:
+                report.header("group-stages", f"{path}.stages", f"stage {stage} is in more than one group")

@@ -1,0 +1,90 @@
+"""The times a plan states: against the replay, or without a problem against each other."""
+
+from __future__ import annotations
+
+from cpipe.ir import Problem
+from cpipe.plan.validate.compute import Computed
+from cpipe.plan.validate.layout import Layout, Step
+from cpipe.plan.validate.replay import replay
+from cpipe.plan.validate.report import Report
+
+__all__ = ["check_replay", "check_stated_times"]
+
+
+def check_replay(layout: Layout, programs: dict[int, list[Step]], problem: Problem, report: Report) -> None:
+    """Replay the plan; every op must start and end when it says so, and the last one at the makespan.
+
+    One op that is late makes all after it late: a rank's first difference is reported, with the number of others.
+    """
+    outcome = replay(layout, programs, problem)
+    for rank, step in outcome.blocked.items():
+        place = layout.programs[rank][0]
+        message = f"rank {rank}: {step} never ends: a message before it on a pipe of this network cannot leave"
+        report.step("cannot-finish", place, step.at, message)
+    if outcome.blocked:
+        return
+    for rank, steps in programs.items():
+        times = outcome.times[rank]
+        wrong = [step for step in steps if step.at in times and times[step.at] != (step.start_ns, step.end_ns)]
+        if wrong:
+            step = wrong[0]
+            start, end = times[step.at]
+            others = f" (and {len(wrong) - 1} more on this rank)" if len(wrong) > 1 else ""
+            message = (
+                f"rank {rank}: {step} runs from {start} to {end} ns, "
+                f"the plan says {step.start_ns} to {step.end_ns} ns{others}"
+            )
+            report.step("wrong-time", layout.programs[rank][0], step.at, message)
+    _check_makespan(layout, outcome.makespan_ns, report)
+
+
+def check_stated_times(
+    layout: Layout, programs: dict[int, list[Step]], computed: Computed, complete: bool, report: Report
+) -> None:
+    """Check what must hold on every network: no overlap on a rank, nothing before its input.
+
+    When the programs are `complete`, the last op must end at the claimed makespan.
+    """
+    for rank, steps in programs.items():
+        _check_rank_times(rank, layout.programs[rank][0], steps, report)
+    for (phase, stage, mb), step in computed.items():
+        feeder = (phase, stage - 1 if phase == "F" else stage + 1, mb)
+        made = computed.get(feeder) if phase != "W" else None
+        if made is not None and step.start_ns < made.end_ns:
+            rank = layout.placement[stage]
+            message = f"rank {rank}: {step} starts at {step.start_ns} ns, its input {made} ends at {made.end_ns} ns"
+            report.step("before-input", layout.programs[rank][0], step.at, message)
+    if complete:
+        last = max((step.end_ns for steps in programs.values() for step in steps), default=0)
+        _check_makespan(layout, max(0, last), report)
+
+
+def _check_rank_times(rank: int, place: int, steps: list[Step], report: Report) -> None:
+    """Ops do not overlap; gathers end before the first F of their stage, reductions start after its last W or B."""
+    before: Step | None = None
+    gathered: dict[int, Step] = {}
+    reducible: dict[int, Step] = {}
+    for step in steps:
+        need: Step | None = None
+        if step.op == "ALL_GATHER":
+            gathered[step.stage] = step
+        elif step.op in ("REDUCE_SCATTER", "ALL_REDUCE"):
+            need = reducible.get(step.stage)
+        elif step.op in ("F", "D", "W", "B"):
+            if before is not None and step.start_ns < before.end_ns:
+                message = f"rank {rank}: {step} starts at {step.start_ns} ns, {before} ends at {before.end_ns} ns"
+                report.step("overlap", place, step.at, message)
+            before = step
+            need = gathered.pop(step.stage, None) if step.op == "F" else None
+            if step.op in ("W", "B"):
+                reducible[step.stage] = step
+        if need is not None and step.start_ns < need.end_ns:
+            message = f"rank {rank}: {step} starts at {step.start_ns} ns, {need} ends at {need.end_ns} ns"
+            report.step("before-input", place, step.at, message)
+
+
+def _check_makespan(layout: Layout, makespan_ns: int, report: Report) -> None:
+    claims = layout.plan.claims
+    if claims.makespan_ns != makespan_ns:
+        message = f"the last op ends at {makespan_ns} ns, the plan says {claims.makespan_ns} ns"
+        report.header("wrong-makespan", "$.claims.makespan_ns", message)

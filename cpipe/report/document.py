@@ -1,0 +1,293 @@
+"""The JSON reports of ``--json`` (format `cpipe.report`, version 1): one document per command, also on failure.
+
+Every field is always there; what is not known (a makespan after an error) is null. Times are [ms], sizes [bytes].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from cpipe.errors import Diagnostic
+from cpipe.ir import Plan, SolveResult, Timeline
+from cpipe.ir.base import Frozen
+from cpipe.report.figures import DeviceFigures
+from cpipe.units import ns_to_ms
+
+__all__ = [
+    "DeviceReport",
+    "DiagnosticReport",
+    "ErrorReport",
+    "Report",
+    "SimulateReport",
+    "SolveReport",
+    "ValidateReport",
+    "encode_report",
+    "failure_report",
+    "report_schema",
+    "simulate_report",
+    "solve_report",
+    "validate_report",
+]
+
+
+class DeviceReport(Frozen, frozen=True, kw_only=True):
+    """One device over one iteration.
+
+    Attributes
+    ----------
+    id
+        The user's id.
+    busy_ms
+        Time spent computing [ms].
+    bubble
+        Idle share of the makespan, in [0, 1].
+    peak_bytes
+        Peak memory, posted receive buffers included [bytes].
+    static_bytes
+        Of it, always resident [bytes].
+    capacity_bytes
+        Limit [bytes], or null.
+    """
+
+    id: str
+    busy_ms: float
+    bubble: float
+    peak_bytes: int
+    static_bytes: int | None
+    capacity_bytes: int | None
+
+
+class DiagnosticReport(Frozen, frozen=True, kw_only=True):
+    """One error or warning: the fields of `cpipe.errors.Diagnostic`, all of them always there."""
+
+    severity: Literal["error", "warning"]
+    code: str
+    message: str
+    file: str | None = None
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+    hint: str | None = None
+
+
+class SolveReport(Frozen, frozen=True, kw_only=True):
+    """What `cpipe solve` found.
+
+    Attributes
+    ----------
+    status
+        ``optimal``: the makespan meets the bound; ``feasible``: it may not be the best; ``infeasible``: it is
+        proven that no schedule exists; ``no_solution``: nothing acceptable within the limits; ``error``: the
+        search never ran.
+    method
+        What was asked for.
+    found_by
+        The generator or solver whose order it is.
+    makespan_ms, lower_bound_ms
+        Of the plan, and what no plan can beat [ms].
+    gap
+        (makespan - lower bound) / makespan, in [0, 1].
+    proved_by
+        What proved the bound.
+    placement
+        Device index of each stage.
+    devices
+        In rank order.
+    diagnostics
+        Errors and warnings.
+    """
+
+    format: Literal["cpipe.report"] = "cpipe.report"
+    version: Literal[1] = 1
+    command: Literal["solve"] = "solve"
+    status: Literal["optimal", "feasible", "infeasible", "no_solution", "error"]
+    method: str | None = None
+    found_by: str | None = None
+    makespan_ms: float | None = None
+    lower_bound_ms: float | None = None
+    gap: float | None = None
+    proved_by: str | None = None
+    placement: tuple[int, ...] | None = None
+    devices: tuple[DeviceReport, ...] = ()
+    diagnostics: tuple[DiagnosticReport, ...] = ()
+
+
+class ValidateReport(Frozen, frozen=True, kw_only=True):
+    """What `cpipe validate` found: ``valid``, ``invalid``, or ``error`` when the plan could not be read.
+
+    `transport` is the queue model that was checked; `profile_checked` says whether costs and memory were checked
+    against a profile.
+    """
+
+    format: Literal["cpipe.report"] = "cpipe.report"
+    version: Literal[1] = 1
+    command: Literal["validate"] = "validate"
+    status: Literal["valid", "invalid", "error"]
+    transport: str | None = None
+    profile_checked: bool | None = None
+    diagnostics: tuple[DiagnosticReport, ...] = ()
+
+
+class SimulateReport(Frozen, frozen=True, kw_only=True):
+    """What a plan costs on a profile.
+
+    Attributes
+    ----------
+    status
+        ``done``; ``invalid``: the plan cannot run or never finishes; ``error``: it could not be tried.
+    makespan_ms
+        Of the plan on this profile [ms].
+    claimed_ms
+        What the plan itself claims [ms].
+    difference_ms
+        makespan_ms - claimed_ms [ms].
+    devices
+        In rank order.
+    diagnostics
+        Errors and warnings.
+    """
+
+    format: Literal["cpipe.report"] = "cpipe.report"
+    version: Literal[1] = 1
+    command: Literal["simulate"] = "simulate"
+    status: Literal["done", "invalid", "error"]
+    makespan_ms: float | None = None
+    claimed_ms: float | None = None
+    difference_ms: float | None = None
+    devices: tuple[DeviceReport, ...] = ()
+    diagnostics: tuple[DiagnosticReport, ...] = ()
+
+
+class ErrorReport(Frozen, frozen=True, kw_only=True):
+    """A call that no other report fits: a command that does not exist, or has no report of its own."""
+
+    format: Literal["cpipe.report"] = "cpipe.report"
+    version: Literal[1] = 1
+    command: str | None = None
+    status: Literal["error"] = "error"
+    diagnostics: tuple[DiagnosticReport, ...] = ()
+
+
+Report = SolveReport | ValidateReport | SimulateReport | ErrorReport
+
+
+def solve_report(
+    result: SolveResult, plan: Plan, figures: Sequence[DeviceFigures], warnings: Sequence[Diagnostic] = ()
+) -> SolveReport:
+    """Return the report of a search that found a plan."""
+    return SolveReport(
+        status=result.status,
+        method=result.method,
+        found_by=result.found_by,
+        makespan_ms=ns_to_ms(result.makespan_ns),
+        lower_bound_ms=ns_to_ms(result.bound.value_ns),
+        gap=result.gap,
+        proved_by=result.bound.proved_by,
+        placement=plan.problem.placement,
+        devices=tuple(map(_device_report, figures)),
+        diagnostics=_diagnostics(warnings),
+    )
+
+
+def validate_report(transport: str, profile_checked: bool, diagnostics: Sequence[Diagnostic]) -> ValidateReport:
+    """Return the report of a plan that was read; warnings alone leave it valid."""
+    faulty = any(diagnostic.severity == "error" for diagnostic in diagnostics)
+    return ValidateReport(
+        status="invalid" if faulty else "valid",
+        transport=transport,
+        profile_checked=profile_checked,
+        diagnostics=_diagnostics(diagnostics),
+    )
+
+
+def simulate_report(
+    plan: Plan,
+    timeline: Timeline | None,
+    figures: Sequence[DeviceFigures] = (),
+    diagnostics: Sequence[Diagnostic] = (),
+) -> SimulateReport:
+    """Return the report of a replay; `timeline` is None when the plan cannot run to its end."""
+    if timeline is None:
+        claimed = ns_to_ms(plan.claims.makespan_ns)
+        return SimulateReport(status="invalid", claimed_ms=claimed, diagnostics=_diagnostics(diagnostics))
+    return SimulateReport(
+        status="done",
+        makespan_ms=ns_to_ms(timeline.makespan_ns),
+        claimed_ms=ns_to_ms(plan.claims.makespan_ns),
+        difference_ms=ns_to_ms(timeline.makespan_ns - plan.claims.makespan_ns),
+        devices=tuple(map(_device_report, figures)),
+        diagnostics=_diagnostics(diagnostics),
+    )
+
+
+def failure_report(
+    command: str | None, status: str, diagnostics: Sequence[Diagnostic], hint: str | None = None
+) -> Report:
+    """Return the report of a command that stopped with an error.
+
+    Parameters
+    ----------
+    command
+        Name of the command, or None when it is not known.
+    status
+        ``error``, or what `solve` proved or met (``infeasible``, ``no_solution``).
+    diagnostics
+        The faults.
+    hint
+        What to do about them; goes to the last fault, unless one has it already.
+    """
+    found = _diagnostics(diagnostics)
+    if found and hint is not None and all(fault.hint != hint for fault in found):
+        found = (*found[:-1], msgspec.structs.replace(found[-1], hint=hint))
+    if command == "solve":
+        known: Literal["infeasible", "no_solution", "error"] = "error"
+        if status == "infeasible":
+            known = "infeasible"
+        elif status == "no_solution":
+            known = "no_solution"
+        return SolveReport(status=known, diagnostics=found)
+    if command == "validate":
+        return ValidateReport(status="error", diagnostics=found)
+    if command == "simulate":
+        return SimulateReport(status="error", diagnostics=found)
+    return ErrorReport(command=command, diagnostics=found)
+
+
+def encode_report(report: Report) -> bytes:
+    """Return the report as one line of JSON with a trailing newline."""
+    return msgspec.json.encode(report) + b"\n"
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) that every report meets."""
+    kinds = (SolveReport, ValidateReport, SimulateReport, ErrorReport)
+    references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    for definition in definitions.values():
+        definition["required"] = list(definition["properties"])  # defaults are written out too
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "cpipe.report version 1",
+        "anyOf": list(references),
+        "$defs": definitions,
+    }
+
+
+def _device_report(figures: DeviceFigures) -> DeviceReport:
+    return DeviceReport(
+        id=figures.name,
+        busy_ms=ns_to_ms(figures.busy_ns),
+        bubble=figures.bubble,
+        peak_bytes=figures.peak_bytes,
+        static_bytes=figures.static_bytes,
+        capacity_bytes=figures.capacity_bytes,
+    )
+
+
+def _diagnostics(diagnostics: Sequence[Diagnostic]) -> tuple[DiagnosticReport, ...]:
+    return tuple(
+        DiagnosticReport(**{name: getattr(found, name) for name in DiagnosticReport.__struct_fields__})
+        for found in diagnostics
+    )

@@ -1,0 +1,115 @@
+"""The text that people read after `solve`, `simulate` and `show`: a verdict and a table of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from cpipe.ir import Plan, SolveResult, Timeline
+from cpipe.report.figures import DeviceFigures
+from cpipe.report.tables import byte_unit, format_bytes, format_ms, format_percent, render_table
+from cpipe.report.terminal import printable
+
+__all__ = ["device_table", "load_line", "plan_line", "simulate_lines", "solve_lines"]
+
+
+def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
+    """Return the summary of a search: verdict, devices, what limits the schedule."""
+    bound = f"{format_ms(result.bound.value_ns)} ms"
+    reason = f" ({printable(result.bound.reason)})" if result.bound.reason else ""
+    lines = [
+        f"{result.status}: makespan {format_ms(result.makespan_ns)} ms, lower bound {bound}, "
+        f"gap {format_percent(result.gap)}, found by {result.found_by}, "
+        f"bound proved by {_prover(result.bound.proved_by)}",
+        "",
+        device_table(figures),
+        "",
+        load_line(figures),
+        f"no schedule beats {bound}{reason}",
+    ]
+    return "\n".join(lines)
+
+
+def plan_line(plan: Plan) -> str:
+    """Return what a plan claims, on one line."""
+    claims, problem = plan.claims, plan.problem
+    gap = (claims.makespan_ns - claims.lower_bound_ns) / claims.makespan_ns if claims.makespan_ns else 0.0
+    name = f"{printable(problem.name)}: " if problem.name else ""
+    return (
+        f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches; "
+        f"makespan {format_ms(claims.makespan_ns)} ms, lower bound {format_ms(claims.lower_bound_ns)} ms, "
+        f"gap {format_percent(gap)}, made by {plan.made_by.method}, bound proved by {_prover(claims.proved_by)}"
+    )
+
+
+def simulate_lines(plan: Plan, timeline: Timeline, figures: Sequence[DeviceFigures]) -> str:
+    """Return the summary of a replay: makespan, the plan's own claim, the difference, devices."""
+    claimed = plan.claims.makespan_ns
+    difference = timeline.makespan_ns - claimed
+    share = f" ({100 * difference / claimed:+.2f} %)" if claimed and difference else ""
+    sign = "+" if difference > 0 else ""
+    return "\n".join(
+        (
+            f"makespan {format_ms(timeline.makespan_ns)} ms, the plan claims {format_ms(claimed)} ms, "
+            f"difference {sign}{format_ms(difference)} ms{share}",
+            "",
+            device_table(figures),
+            "",
+            load_line(figures),
+        )
+    )
+
+
+def load_line(figures: Sequence[DeviceFigures]) -> str:
+    """Return which device has most to do, and how even the load is (mean / maximum of busy times)."""
+    if not figures:
+        return "bottleneck: none"
+    busiest = max(figures, key=lambda device: device.busy_ns)
+    total = sum(device.busy_ns for device in figures)
+    balance = total / (len(figures) * busiest.busy_ns) if busiest.busy_ns else 1.0
+    return (
+        f"bottleneck: device {printable(busiest.name)}, busy {format_percent(1 - busiest.bubble)} of the makespan; "
+        f"load balance {format_percent(balance)} (mean / maximum)"
+    )
+
+
+def device_table(figures: Sequence[DeviceFigures]) -> str:
+    """Return one line per device; columns that nothing is known about are left out.
+
+    ``in flight`` is the most microbatches whose forward has started and whose backward has not ended: it is what
+    makes the first devices of a pipeline the fullest.
+    """
+    if not figures:
+        return "no devices"
+    unit = byte_unit(max(max(d.peak_bytes, d.static_bytes or 0, d.capacity_bytes or 0) for d in figures))
+    columns: list[tuple[str, Literal["<", ">"], list[str]]] = [
+        ("device", "<", [device.name for device in figures]),
+        ("stages", "<", [_ranges(device.stages) for device in figures]),
+        ("busy ms", ">", [format_ms(device.busy_ns) for device in figures]),
+        ("bubble", ">", [format_percent(device.bubble) for device in figures]),
+        ("in flight", ">", [str(device.in_flight) for device in figures]),
+        (f"peak {unit[1]}", ">", [format_bytes(device.peak_bytes, unit) for device in figures]),
+    ]
+    if any(device.static_bytes is not None for device in figures):
+        columns.append((f"static {unit[1]}", ">", [format_bytes(device.static_bytes or 0, unit) for device in figures]))
+    if any(device.capacity_bytes is not None for device in figures):
+        limits = [d.capacity_bytes for d in figures]
+        cells = ["none" if limit is None else format_bytes(limit, unit) for limit in limits]
+        columns.append((f"capacity {unit[1]}", ">", cells))
+    headers, align, cells_of = zip(*columns, strict=True)
+    return render_table(headers, list(zip(*cells_of, strict=True)), align)
+
+
+def _prover(name: str) -> str:
+    return "a closed form" if name == "bound" else printable(name)
+
+
+def _ranges(stages: Sequence[int]) -> str:
+    """Return stage numbers with runs joined: ``0-2,7``."""
+    runs: list[list[int]] = []
+    for stage in stages:
+        if runs and stage == runs[-1][1] + 1:
+            runs[-1][1] = stage
+        else:
+            runs.append([stage, stage])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

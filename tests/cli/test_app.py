@@ -1,0 +1,262 @@
+"""Tests of cpipe.cli.app and failures: help, global options, exit codes and how errors look."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer
+from command_line import ROOT, call, spawn
+
+from cpipe import __version__
+from cpipe.cli import app as program
+from cpipe.cli.app import COMMANDS, main
+from cpipe.cli.failures import failure_of
+from cpipe.errors import (
+    CpipeError,
+    Diagnostic,
+    InfeasibleError,
+    NoSolutionError,
+    PlanError,
+    ProfileError,
+    UsageError,
+)
+
+NAMES = [command.__name__ for command in COMMANDS]
+
+# What users' scripts rely on; a new option is a decision, a lost one breaks them.
+OPTIONS = {
+    "": ["--version/-V", "--traceback", "--help/-h"],
+    "solve": [
+        "PROFILE",
+        "--output/-o",
+        "--method",
+        "--placement",
+        "--max-gap",
+        "--time-limit",
+        "--seed",
+        "--receive-window",
+        "--json",
+        "--quiet/-q",
+        "--verbose/-v",
+        "--help/-h",
+    ],
+    "validate": ["PLAN", "--profile", "--transport", "--json", "--help/-h"],
+    "simulate": ["PLAN", "--profile", "--json", "--help/-h"],
+    "show": ["PLAN", "--width", "--ascii", "--profile", "--help/-h"],
+    "schema": ["FORMAT", "--help/-h"],
+}
+
+
+@pytest.mark.parametrize("command", ["", *NAMES])
+def test_help(
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str], None],
+) -> None:
+    """Help goes to stdout with exit code 0, the same for -h and --help."""
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = [command] if command else []
+    shown = call(capsys, *arguments, "--help")
+    assert shown == call(capsys, *arguments, "-h")
+    assert (shown.code, shown.err) == (0, "")
+    golden(shown.out)
+
+
+def test_no_arguments_show_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without arguments the help goes to stdout, and that is no error."""
+    assert call(capsys) == call(capsys, "--help")
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is one line on stdout."""
+    assert call(capsys, option) == (0, f"cpipe {__version__}\n", "")
+
+
+def test_options_are_frozen() -> None:
+    """No option appears or disappears unnoticed; short ones are only -o -q -v -h -V."""
+    root = typer.main.get_command(program.app)
+    context = typer.Context(root, info_name="cpipe")
+    found = {"": root, **{name: root.get_command(context, name) for name in root.list_commands(context)}}  # type: ignore[attr-defined]
+    assert list(found) == list(OPTIONS)
+    for name, command in found.items():
+        inner = typer.Context(command, parent=context, help_option_names=["-h", "--help"])
+        spelled = [
+            "/".join(sorted(parameter.opts, key=len, reverse=True))
+            if parameter.param_type_name == "option"
+            else str(parameter.metavar)
+            for parameter in command.get_params(inner)
+        ]
+        assert spelled == OPTIONS[name], name
+    short = {part for options in OPTIONS.values() for option in options for part in option.split("/")[1:]}
+    assert short == {"-o", "-q", "-v", "-h", "-V"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["slove"], "no such command 'slove'", "did you mean 'solve'?"),
+        (["frobnicate"], "no such command 'frobnicate'", "see 'cpipe --help'"),
+        (["--colour"], "no such option: --colour", "see 'cpipe --help'"),
+        (["solve"], "missing argument 'PROFILE'", "see 'cpipe solve --help'"),
+        (["solve", "p", "--methd", "x"], "no such option: --methd", "did you mean --method?"),
+        (["solve", "p", "--method"], "option '--method' requires an argument", "see 'cpipe solve --help'"),
+        (["solve", "p", "q"], "got unexpected extra argument(s) (q)", "see 'cpipe solve --help'"),
+        (["simulate", "p"], "missing option '--profile'", "see 'cpipe simulate --help'"),
+    ],
+)
+def test_usage_errors(arguments: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong call is one plain error line and one hint on stderr, with exit code 2."""
+    assert call(capsys, *arguments) == (2, "", f"error: {message} [usage]\nhint: {hint}\n")
+
+
+@pytest.mark.parametrize("arguments", [["solve", "--json"], ["--json", "slove"], ["show", "x.json", "--json"]])
+def test_usage_errors_as_json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json among the arguments a wrong call, too, gives exactly one document."""
+    outcome = call(capsys, *arguments)
+    assert outcome.code == 2
+    assert outcome.document["status"] == "error"
+    (diagnostic,) = outcome.document["diagnostics"]
+    assert diagnostic["code"] == "usage"
+    assert outcome.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (UsageError("x"), 2, "error"),
+        (ProfileError("x"), 3, "error"),
+        (PlanError("x"), 3, "error"),
+        (InfeasibleError("x"), 4, "infeasible"),
+        (NoSolutionError("x"), 5, "no_solution"),
+        (CpipeError("x"), 70, "error"),
+        (ValueError("x"), 70, "error"),
+        (RecursionError("x"), 70, "error"),
+        (KeyboardInterrupt(), 130, "error"),
+        (typer.Abort(), 130, "error"),
+        (BrokenPipeError(), 141, "error"),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int, status: str) -> None:
+    """Every way a command can stop has its own exit code, and the status that --json reports."""
+    failure = failure_of(error, "solve")
+    assert (failure.exit_code, failure.status) == (code, status)
+
+
+def raise_in_show(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make every plan that `show` loads raise `error`."""
+
+    def fail(path: str) -> object:
+        raise error
+
+    monkeypatch.setattr("cpipe.plan.load_plan", fail)
+
+
+def test_internal_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bug of ours is exit code 70 and one line that says so; the traceback is shown on request only."""
+    raise_in_show(monkeypatch, KeyError("no such\nstage"))
+    plain = call(capsys, "show", "plan.json")
+    assert plain.code == 70
+    assert plain.err.splitlines() == [
+        "error: internal error: KeyError: 'no such\\nstage' [internal-error]",
+        "hint: run again with --traceback and report what it shows",
+    ]
+    for arguments in (["--traceback", "show", "plan.json"], ["show", "plan.json", "--traceback"]):
+        traced = call(capsys, *arguments)
+        assert traced.code == 70
+        assert traced.err.startswith("Traceback (most recent call last):\n")
+        assert traced.err.endswith(plain.err)
+
+
+def test_traceback_after_two_dashes_is_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """After -- nothing is an option, not even a file called --traceback or --json."""
+    outcome = call(capsys, "show", "--", "--traceback", "--json")
+    assert outcome.err.startswith("error: got unexpected extra argument(s) (--json)")
+    assert outcome.out == ""
+
+
+def test_all_errors_then_one_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All faults are shown, one a line in their order, then one hint; users' text is printed as it is."""
+    faults = [
+        Diagnostic(code="negative-duration", message="got -1 [red]", file="[b]p[/b].json", path="$.stages[0]"),
+        Diagnostic(code="syntax", message="two\nlines \x1b[31m", file="p.json", line=4, column=20),
+    ]
+    raise_in_show(monkeypatch, ProfileError(faults, hint="look at [bold]both[/bold]"))
+    outcome = call(capsys, "show", "plan.json")
+    assert outcome == (
+        3,
+        "",
+        "error: [b]p[/b].json: $.stages[0]: got -1 [red] [negative-duration]\n"
+        "error: p.json:4:20: two\\nlines \\x1b[31m [syntax]\n"
+        "hint: look at [bold]both[/bold]\n",
+    )
+
+
+def test_interrupt_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C is exit code 130, and one document with --json."""
+    raise_in_show(monkeypatch, KeyboardInterrupt())
+    outcome = call(capsys, "validate", "plan.json", "--json")
+    assert outcome.code == 130
+    assert outcome.document["diagnostics"][0]["code"] == "interrupted"
+
+
+def test_closed_pipe() -> None:
+    """When the reader of stdout has gone, the command ends by SIGPIPE and says nothing (shells report 141)."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpipe.cli", "schema", "report"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), errors) == (-signal.SIGPIPE, b"")
+
+
+def test_full_disk() -> None:
+    """When stdout cannot take the answer, that is an error of the call, told once."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cpipe.cli", "schema", "report"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            cwd=ROOT,
+        )
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith("error: standard output cannot be written: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"FORCE_COLOR": "1"},
+        {"NO_COLOR": "1"},
+        {"TERM": "dumb"},
+        {"COLUMNS": "20"},
+        {"GITHUB_ACTIONS": "true", "FORCE_COLOR": "1"},
+        {"PYTHONIOENCODING": "ascii"},
+    ],
+)
+def test_errors_are_plain_everywhere(environ: dict[str, str]) -> None:
+    """Neither colour nor width nor encoding of the surroundings changes an error or a document."""
+    outcome = spawn("solve", "a-profile-with-a-long-name-é.json", "--methd=x", "--json", environ=environ)
+    assert outcome.code == 2
+    assert outcome.err == "error: no such option: --methd [usage]\nhint: did you mean --method?\n"
+    assert json.loads(outcome.out)["diagnostics"][0]["hint"] == "did you mean --method?"
+
+
+def test_main_returns_its_code() -> None:
+    """The program returns its exit code and leaves exiting to its caller."""
+    assert main(["solve", "--methd"]) == 2

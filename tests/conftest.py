@@ -1,0 +1,37 @@
+"""What all tests share: golden files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--update-golden``."""
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew; read the difference")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Return a function that compares a text with the golden file of this test.
+
+    The file is ``tests/golden/<test file>/<test>.txt`` (without ``test_``; parameters are part of the name). A
+    missing file fails the test; ``--update-golden`` writes it.
+    """
+    name = re.sub(r"[^\w.-]+", "-", request.node.name.removeprefix("test_")).strip("-")
+    path = GOLDEN / request.node.path.stem.removeprefix("test_") / f"{name}.txt"
+
+    def compare(actual: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(actual, encoding="utf-8")
+        if not path.is_file():
+            pytest.fail(f"no golden file {path.relative_to(GOLDEN)}; run pytest with --update-golden and read it")
+        assert actual == path.read_text(encoding="utf-8")
+
+    return compare
