@@ -13,12 +13,13 @@ DEMO ?= plans/m70-2dc-lat2-bw2-1x/profile.json
 CASES ?= $(sort $(dir $(wildcard plans/*/plan.json)))
 SCHEMAS := profile plan report
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 # Stamps: what is installed in the environment, made again when pyproject.toml changes.
 CORE := $(VENV)/.cpipe-core
 DEV := $(VENV)/.cpipe-dev
 
-.PHONY: help venv dev demo test test-fast check fmt lint types imports schemas schemas-fresh pins readme golden bench clean
+.PHONY: help venv dev demo test test-fast check fmt lint types imports schemas schemas-fresh pins pins-update readme golden bench tables clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,13 +106,22 @@ pins: $(CORE) ## Check every shipped plan against its profile
 	  $(BIN)/cpipe validate $${case}plan.json --profile $${case}profile.json; \
 	done
 
+pins-update: $(CORE) ## Make every shipped plan anew; look at the difference before you keep it
+	@for profile in $(sort $(wildcard plans/*/profile.json)); do \
+	  echo "$$profile"; \
+	  $(BIN)/cpipe solve $$profile -o "$${profile%profile.json}plan.json"; \
+	done
+
 readme: $(DEV) ## Run the commands of the README in a copy of the repository
 	$(BIN)/python tests/readme_blocks.py README.md
 
 # --- housekeeping
 
-bench: $(CORE) ## Time solve on the shipped cases
-	$(BIN)/python tests/bench/bench_cases.py
+bench: $(CORE) ## Measure quality and speed (BENCH_ARGS="--quick --json FILE")
+	PYTHONPATH=tests $(BIN)/python -m bench.run $(BENCH_ARGS)
+
+tables: $(CORE) ## Compare the model with Tables 5 and 6 of CrossPipe
+	PYTHONPATH=tests $(BIN)/python -m bench.tables
 
 clean: ## Remove what was built and cached, but not .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,6 +6,7 @@ is assumed beside them is said where it is used, and in ``plans/README.md``.
 
 from __future__ import annotations
 
+import itertools
 import json
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -39,10 +40,10 @@ SEQUENCE, HIDDEN = 4096, 8192
 
 FULL_STAGE_MS = {"F": Fraction("44.2"), "D": Fraction("47.1"), "W": Fraction("22.1"), "B": Fraction("61.2")}
 """Block times of eight layers [ms], fitted to Tables 5 and 6; B is the fused backward."""
-_HEAD = {"F": Fraction("0.63"), "D": Fraction("0.81"), "W": Fraction(1)}
-HEAD_LAYERS = _HEAD | {
-    "B": sum(_HEAD[kind] * FULL_STAGE_MS[kind] for kind in "DW") / sum(FULL_STAGE_MS[kind] for kind in "DW")
-}
+HEAD_LAYERS = {"F": Fraction("0.63"), "D": Fraction("0.81"), "W": Fraction(1)}
+HEAD_LAYERS["B"] = (HEAD_LAYERS["D"] * FULL_STAGE_MS["D"] + HEAD_LAYERS["W"] * FULL_STAGE_MS["W"]) / (
+    FULL_STAGE_MS["D"] + FULL_STAGE_MS["W"]
+)
 """What the head costs, in layers, fitted; for B the mean of D and W, weighted by their times."""
 
 
@@ -104,7 +105,7 @@ def m70_profile(delays: Delays, memory: int = 1, num_sites: int = 2) -> dict[str
                 "latency_ms": _ms(Fraction(delays.latency) * slowest),
                 "beta_ns_per_byte": float(Fraction(delays.bandwidth) * slowest * 10**6 / message),
             }
-            for first, second in zip(sites, sites[1:], strict=False)
+            for first, second in itertools.pairwise(sites)
         ],
         "extensions": {
             "source": "CrossPipe (arXiv 2507.00217): model and delays of its section 7, block times fitted to its "

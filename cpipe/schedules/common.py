@@ -22,18 +22,18 @@ def per_stage_schedule(
     num_stages, microbatches
         Sizes, both >= 1.
     placement
-        Device of each stage (length `num_stages`); each device holds exactly one stage.
+        Device of each stage (length `num_stages`); no device holds two.
     steps
         Yields the ops of a stage, in order.
 
     Raises
     ------
     ValueError
-        When a device holds several stages or none.
+        When a device holds several stages.
     """
-    if sorted(placement) != list(range(num_stages)):
+    if len(set(placement)) != num_stages:
         raise ValueError(f"needs one stage on each device, got the placement {list(placement)}")
-    orders: list[tuple[int, ...]] = [()] * num_stages
+    orders: list[tuple[int, ...]] = [()] * (max(placement) + 1)
     for stage, device in enumerate(placement):
         orders[device] = tuple(encode_op(kind, stage, microbatch, microbatches) for kind, microbatch in steps(stage))
     return Schedule(orders=tuple(orders))

@@ -30,7 +30,7 @@ def gpipe(num_stages: int, microbatches: int, placement: Sequence[int]) -> Sched
     Raises
     ------
     ValueError
-        When a device holds several stages or none.
+        When a device holds several stages.
     """
 
     def steps(_: int) -> Iterator[Step]:

@@ -43,7 +43,7 @@ def one_f_one_b(num_stages: int, microbatches: int, placement: Sequence[int]) ->
     Raises
     ------
     ValueError
-        When a device holds several stages or none.
+        When a device holds several stages.
     """
 
     def steps(stage: int) -> Iterator[Step]:

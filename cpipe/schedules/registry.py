@@ -34,12 +34,14 @@ def static_schedule(name: str, problem: Problem) -> Schedule:
     Raises
     ------
     ValueError
-        When the schedule does not exist for this problem: a stage that cannot be split, or a placement other than
-        one stage on each device. The message is a clause that says why.
+        When the schedule does not exist for this problem: a stage that cannot be split, or several stages on
+        a device. The message is a clause that says why.
     """
     schedule = SCHEDULES[name]
     if schedule.splits:
         fused = [stage.name for stage in problem.stages if not stage.can_split]
         if fused:
             raise ValueError(f"needs input_grad_ms and weight_grad_ms, stage {fused[0]!r} has only full_backward_ms")
-    return schedule.generate(problem.num_stages, problem.microbatches, problem.placement)
+    orders = schedule.generate(problem.num_stages, problem.microbatches, problem.placement).orders
+    idle = problem.num_devices - len(orders)  # devices that hold no stage
+    return Schedule(orders=orders + ((),) * idle)

@@ -33,7 +33,7 @@ def zb_h1(num_stages: int, microbatches: int, placement: Sequence[int]) -> Sched
     Raises
     ------
     ValueError
-        When a device holds several stages or none.
+        When a device holds several stages.
     """
 
     def steps(stage: int) -> Iterator[Step]:

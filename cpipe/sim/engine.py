@@ -44,12 +44,17 @@ class Simulator:
     ----------
     problem
         The problem.
+
+    Attributes
+    ----------
+    is_direct
+        Whether no window, collective or shared pipe makes messages queue: then a run costs about a quarter.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.tables = Tables(problem)
-        self._direct = not (problem.receive_window or problem.collectives or any(self.tables.contended))
+        self.is_direct = not (problem.receive_window or problem.collectives or any(self.tables.contended))
         self._pace = [
             (hop.pipe, hop.occupancy_ns, hop.latency_ns + hop.occupancy_ns, hop.target) if hop else None
             for hop in self.tables.hop
@@ -64,7 +69,7 @@ class Simulator:
 
         The makespan is None when the orders deadlock.
         """
-        if self._direct:
+        if self.is_direct:
             return self._run_direct(orders)
         queued = QueuedRun(self.tables, orders, None)
         return queued.run(), queued.end, queued.arrival
@@ -72,7 +77,7 @@ class Simulator:
     def run(self, schedule: Schedule, gates: Mapping[int, int] | None = None) -> Timeline:
         """Return the timeline of `schedule`; see `simulate`."""
         orders = schedule.orders
-        if self._direct and not gates:
+        if self.is_direct and not gates:
             makespan, ends, arrivals = self._run_direct(orders)
             left = None
             collectives: tuple[CollectiveRun, ...] = ()

@@ -26,7 +26,9 @@ _SEARCH_ROUNDS = 4
 _SEARCH_EVALUATIONS = 8_000  # per round, on small problems
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
 _AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
-_AUTO_NODES = 2_000
+_AUTO_NODES = 300
+_ASKED_NODES = 20_000
+_QUEUED_COST = 4  # how much dearer a simulation is when messages queue for windows, shared pipes or collectives
 
 Progress = Callable[[str], None]
 
@@ -43,7 +45,7 @@ class SolveLimits(Frozen, frozen=True, kw_only=True):
     seed
         Of every random choice.
     node_limit
-        Branch-and-bound nodes of the MILP, or None for the method's default.
+        Branch-and-bound nodes of the MILP; 0 leaves it out, None is the method's default.
     """
 
     max_gap: float = 0.0
@@ -88,6 +90,8 @@ class _Solve:
     def __init__(self, problem: Problem, method: str, limits: SolveLimits, progress: Progress) -> None:
         self.problem, self.method, self.limits, self.progress = problem, method, limits, progress
         self.simulator = Simulator(problem)
+        self._num_ops = 3 * problem.num_stages * problem.microbatches
+        self._cost = 1 if self.simulator.is_direct else _QUEUED_COST
         self.bound = lower_bound(problem)
         self.best: tuple[int, Schedule, str] | None = None
         self.evaluations = 0
@@ -124,9 +128,7 @@ class _Solve:
         self._offer(serial, "serial")
         before = self.best
         if self.method == "greedy-crosspipe":
-            schedule = crosspipe_greedy(self.problem, self.simulator.tables)
-            if schedule is not None:
-                self._offer(schedule, "greedy-crosspipe")
+            self._crosspipe()
             self._say_if_static_won(before)
             return
         if not self._good_enough():
@@ -134,6 +136,8 @@ class _Solve:
         if self.method == "greedy":
             self._say_if_static_won(before)
             return
+        if not self._good_enough() and self._num_ops <= _SEARCH_OPS:
+            self._crosspipe()
         if not self._good_enough():
             self._local_search()
         if not self._good_enough():
@@ -186,21 +190,25 @@ class _Solve:
             message = f"{self.method} found nothing better than {self.best[2]}, whose order is used"
             self.warnings.append(Diagnostic(code="static-was-better", message=message, severity="warning"))
 
+    def _crosspipe(self) -> None:
+        schedule = crosspipe_greedy(self.problem, self.simulator.tables)
+        if schedule is not None:
+            self._offer(schedule, "greedy-crosspipe")
+
     def _family(self) -> None:
         self.progress("greedy family")
         search = tune_and_apply(
-            self.problem, self.simulator, self.target_ns, _FAMILY_WORK, self.limits.seed, self._expired
+            self.problem, self.simulator, self.target_ns, _FAMILY_WORK // self._cost, self.limits.seed, self._expired
         )
         self.evaluations += search.evaluations
         if search.best is not None:
             self._offer(search.best.schedule, "greedy")
 
     def _local_search(self) -> None:
-        num_ops = 3 * self.problem.num_stages * self.problem.microbatches
-        if self.best is None or num_ops > _SEARCH_OPS:
+        if self.best is None or self._num_ops > _SEARCH_OPS:
             return
         self.progress("local search")
-        budget = min(_SEARCH_EVALUATIONS, _SEARCH_WORK // num_ops // _SEARCH_ROUNDS)
+        budget = min(_SEARCH_EVALUATIONS, _SEARCH_WORK // self._num_ops // _SEARCH_ROUNDS) // self._cost
         for round_ in range(_SEARCH_ROUNDS):
             search = LocalSearch(
                 self.problem,
@@ -217,22 +225,26 @@ class _Solve:
                 return
 
     def _milp(self) -> None:
+        asked = self.method == "milp"
+        nodes = self.limits.node_limit
+        if nodes is None:
+            nodes = _ASKED_NODES if asked else _AUTO_NODES
+        if nodes == 0:
+            return
         from cpipe.solve.milp import count_binaries, solve_milp, solver_problem
 
         assert self.best is not None
         missing = solver_problem()
         if missing is not None:
-            if self.method == "milp":
+            if asked:
                 raise NoSolutionError(missing, code="solver-missing", hint="--method greedy needs no solver")
             self.warnings.append(
                 Diagnostic(code="solver-missing", message=f"{missing}; the MILP was skipped", severity="warning")
             )
             return
-        asked = self.method == "milp"
         if not asked and count_binaries(self.problem, self.best[0]) > _AUTO_BINARIES:
             return
         remaining = None if self._deadline is None else max(0.1, self._deadline - time.monotonic())
-        nodes = self.limits.node_limit or (10 * _AUTO_NODES if asked else _AUTO_NODES)
         outcome = solve_milp(
             self.problem,
             self.best[1],

@@ -42,7 +42,7 @@ class _Device:
         self.started: dict[int, int] = {}  # op -> sub-blocks placed
         self.last: int = _D  # kind of the last whole F or D
         self.forwards_left = num_forwards
-        self.finished: list[tuple[int, int]] = []  # (start of the last sub-block, op)
+        self.finished: list[int] = []  # whole ops, in order of their last sub-block
 
 
 def crosspipe_greedy(problem: Problem, tables: Tables, parts: int = SUB_BLOCKS) -> Schedule | None:
@@ -93,11 +93,11 @@ class _Greedy:
         return Schedule(orders=tuple(orders))
 
     def _gathered(self, device: _Device) -> tuple[int, ...]:
-        """Return the device's whole ops by the start of their last sub-block; W comes forward where memory needs it.
+        """Return the device's whole ops in order of their last sub-blocks; W comes forward where memory needs it.
 
         Sub-blocks free memory bit by bit, whole ops do not: an F that no longer fits lets waiting W go first.
         """
-        order = [op for _, op in sorted(device.finished)]
+        order = list(device.finished)
         if device.room is None:
             return tuple(order)
         room, level = device.room // self.parts, 0
@@ -181,7 +181,7 @@ class _Greedy:
             return
         del device.started[op]
         device.queues[stage, kind].popleft()
-        device.finished.append((choice.start, op))
+        device.finished.append(op)
         if kind == _F:
             device.forwards_left -= 1
         if kind != _W:

@@ -127,6 +127,8 @@ class _Pass:
         soonest = NO_LIMIT
         needed = -1  # activations that the oldest unfinished microbatch still needs here
         stages = scheduler._stages[device]
+        if not stages:
+            return None
         for stage in stages:
             done_f, done_b, done_w = self.next_forward[stage], self.next_backward[stage], self.next_weight[stage]
             in_flight += done_f - done_b

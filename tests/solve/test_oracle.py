@@ -10,6 +10,7 @@ from oracle.exhaustive import OutOfScopeError, shortest_makespan
 from oracle.orders import all_schedules, random_schedule, serial_schedule
 from oracle.random_problems import random_problem, random_shared_problem
 
+from cpipe.ir import Problem
 from cpipe.sim import Simulator, simulate
 from cpipe.sim.memory import fits
 
@@ -31,7 +32,7 @@ def test_memory_can_forbid_every_order() -> None:
 def test_agrees_with_whole_orders_in_the_simulator() -> None:
     """Two ways to try everything agree: growing partial schedules, and replaying every whole order."""
     compared = 0
-    for seed in range(60):
+    for seed in range(50):
         problem = random_problem(seed)
         if len(set(problem.placement)) < problem.num_stages or problem.num_stages * problem.microbatches > 6:
             continue
@@ -43,12 +44,12 @@ def test_agrees_with_whole_orders_in_the_simulator() -> None:
         ]
         assert shortest_makespan(problem) == min(times, default=None), problem.name
         compared += 1
-    assert compared >= 20
+    assert compared >= 15
 
 
 def test_no_random_order_beats_it() -> None:
     """On several stages a device, too, no order that fits is shorter."""
-    for seed in range(40):
+    for seed in range(30):
         problem = random_problem(seed)
         best = shortest_makespan(problem)
         for round_number in range(10):
@@ -74,19 +75,19 @@ def test_serial_schedule_is_complete() -> None:
         (case(2, (0, 1), reduce=1, contends=True), "collectives that occupy pipes"),
     ],
 )
-def test_says_what_it_does_not_cover(problem: object, reason: str) -> None:
+def test_says_what_it_does_not_cover(problem: Problem, reason: str) -> None:
     """A problem outside its scope is refused, not solved wrongly."""
     with pytest.raises(OutOfScopeError, match=reason):
-        shortest_makespan(problem)  # type: ignore[arg-type]
+        shortest_makespan(problem)
 
 
 def test_random_problems_cover_every_feature() -> None:
     """The random problems contain what the tests that use them are meant to check."""
-    drawn = [random_problem(seed) for seed in range(100)]
+    drawn = [random_problem(seed) for seed in range(60)]
     shared = [random_shared_problem(seed) for seed in range(30)]
     assert any(problem.collectives for problem in drawn)
     assert any(not stage.can_split for problem in drawn for stage in problem.stages)
     assert any(len(set(problem.placement)) < problem.num_stages for problem in drawn)
-    assert sum(shortest_makespan(problem) is None for problem in drawn) in range(2, 50)
+    assert sum(shortest_makespan(problem) is None for problem in drawn) in range(2, 30)
     assert any(problem.receive_window for problem in shared)
     assert any(problem.collectives and problem.collectives.pipes for problem in shared)

@@ -84,6 +84,7 @@ class _Session:
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
+        self.late = False
         self.stop = threading.Event()
         self.done = threading.Event()
         self.outcome: RawOutcome | None = None
@@ -91,8 +92,8 @@ class _Session:
 
     def interrupt(self, event: Any) -> None:
         """Answer HiGHS, which asks again and again whether it may go on."""
-        late = self.deadline is not None and time.monotonic() > self.deadline
-        if late or self.stop.is_set():
+        self.late |= self.deadline is not None and time.monotonic() > self.deadline
+        if self.late or self.stop.is_set():
             event.data_in.user_interrupt = True
 
 
@@ -135,8 +136,8 @@ def run_solver(
             session.done.set()
 
     with silenced():
-        threading.Thread(target=work, name="highs", daemon=True).start()
-        try:
+        try:  # around the start as well: an interrupt may come while it waits for the thread
+            threading.Thread(target=work, name="highs", daemon=True).start()
             _wait(session, limits.time_limit)
         except KeyboardInterrupt:
             session.stop.set()
@@ -189,7 +190,9 @@ def _solve(
             return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
     Highs(msg=False).actualSolve(lp)
-    return _read(lp.solverModel, columns, accepted)
+    outcome = _read(lp.solverModel, columns, accepted)
+    # HiGHS looks at its own time limit less often than it asks whether to go on
+    return outcome._replace(status="time_limit") if outcome.status == "interrupt" and session.late else outcome
 
 
 def _set_options(model: Any, limits: Limits) -> None:

@@ -26,7 +26,7 @@ DEFAULT_NODE_LIMIT = 20_000
 MAX_BINARIES = 4_000
 """Above this HiGHS has not been seen to move a bound or a start; the model is not even built."""
 
-_MAX_COUNTED_OPS = 1_500
+_MAX_COUNTED_OPS = 800
 _MARGIN = 0.05
 """Trust in the solver's bound [model time]: 5e-8 of the longest horizon."""
 _START_SLIP = 1e-6
@@ -45,7 +45,7 @@ def count_binaries(problem: Problem, upper_bound_ns: int) -> int:
     Returns
     -------
     int
-        The exact number; for problems of more than 1500 compute ops an estimate from above, in no time.
+        The exact number; for problems of more than 800 compute ops an estimate from above, in no time.
     """
     counts = [0] * problem.num_devices
     for stage in problem.stages:
@@ -173,9 +173,13 @@ def _judge(
         warnings.append(_warning("start-refused", "HiGHS did not take the warm start"))
     if raw.status == "not_answering":
         warnings.append(_warning("solver-not-answering", "HiGHS ignored its time limit and was left behind"))
-    bound = max(model.lower_bound * model.network.unit_ns, lower_bound.value_ns, _bound_ns(raw.dual_bound, model))
-    if best is not None:
-        bound = min(bound, best[0])
+    bound = max(model.lower_bound * model.network.unit_ns, lower_bound.value_ns)
+    claimed = _bound_ns(raw.dual_bound, model)
+    if best is not None and claimed > best[0]:
+        message = f"HiGHS claimed that nothing is shorter than {claimed} ns, but an order of {best[0]} ns was replayed"
+        warnings.append(_warning("bound-refuted", f"{message}; its bound is not used"))
+    else:
+        bound = max(bound, claimed)
     return MilpOutcome(
         schedule=best[1] if best else None,
         dual_bound_ns=bound,

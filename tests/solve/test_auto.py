@@ -1,0 +1,156 @@
+"""One entry for every method: what it tries, when it stops, what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from oracle.cases import case
+
+from cpipe.errors import NoSolutionError, UsageError
+from cpipe.ir import Problem
+from cpipe.schedules import SCHEDULES, static_schedule
+from cpipe.sim import Simulator, simulate
+from cpipe.sim.memory import fits
+from cpipe.solve import METHODS, SolveLimits, solve
+from cpipe.solve.methods import STATIC_METHODS
+
+
+def line(p: int, n: int, **costs: Any) -> Problem:
+    """Return p stages in line, unit times, everything held until W."""
+    return case(n, list(range(p)), **{"held": 1, "message": 0} | costs)
+
+
+def hard() -> Problem:
+    """Return a small problem whose closed-form bound is not its optimum: only the MILP closes it."""
+    return case(6, [0, 1, 2], activation=2, held=1, capacity=4, message=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_returns_a_verified_result(method: str) -> None:
+    """Whatever the method, the order is complete, its times are the simulator's and the bound is below them."""
+    problem = line(3, 5, capacity=5, latency=1)
+    result = solve(problem, method)
+    result.schedule.verify(problem)
+    result.verify()
+    assert result.timeline == simulate(problem, result.schedule)
+    assert result.method == method
+    if method in STATIC_METHODS:
+        assert result.found_by == method
+
+
+def test_the_static_methods_are_the_schedules() -> None:
+    """Names of static schedules and of methods cannot drift apart."""
+    assert set(STATIC_METHODS) == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("method", ["greedy", "greedy-crosspipe", "auto"])
+def test_never_worse_than_the_best_static_schedule_that_fits(method: str, seed: int) -> None:
+    """If the greedy loses against a static schedule, that schedule is emitted and said so."""
+    costs = [1 + (seed * 7 + index * 5) % 4 for index in range(4)]
+    problem = line(4, 6, forward=costs, weight_grad=costs[::-1], latency=[0, seed, 0], capacity=4)
+    result = solve(problem, method)
+    best = min(
+        simulate(problem, schedule).makespan_ns
+        for schedule in (static_schedule(name, problem) for name in SCHEDULES)
+        if fits(problem, schedule.orders)
+    )
+    assert result.makespan_ns <= best
+
+
+def test_a_greedy_that_loses_says_so() -> None:
+    """CrossPipe's greedy loses against ZB-H1 where every link is a little slow and memory is tight."""
+    problem = line(4, 8, forward=10, input_grad=10, weight_grad=10, latency=1, capacity=4)
+    result = solve(problem, "greedy-crosspipe")
+    assert (result.makespan_ns, result.found_by) == (282, "zb-h1")
+    assert [str(warning) for warning in result.warnings] == [
+        "warning: greedy-crosspipe found nothing better than zb-h1, whose order is used [static-was-better]"
+    ]
+
+
+def test_auto_stops_when_proven() -> None:
+    """Where a static schedule meets the bound nothing else is tried."""
+    result = solve(line(4, 8, capacity=4))
+    assert (result.status, result.found_by, result.bound.proved_by) == ("optimal", "zb-h1", "bound")
+    assert result.evaluations <= len(SCHEDULES) + 1
+
+
+def test_the_milp_proves_what_the_bounds_cannot() -> None:
+    """Where the closed forms stop short, HiGHS closes the gap and is named as the prover."""
+    result = solve(hard())
+    assert (result.makespan_ns, result.status, result.bound.proved_by) == (25, "optimal", "highs")
+
+
+def test_max_gap_stops_early() -> None:
+    """A gap that is good enough ends the search before the MILP; the gap is reported as it is."""
+    result = solve(hard(), "auto", SolveLimits(max_gap=0.3))
+    assert result.bound.proved_by == "bound"
+    assert 0 < result.gap <= 0.3
+
+
+def test_the_same_call_gives_the_same_result() -> None:
+    """Counted work and a seed: two runs are equal, evaluations included."""
+    problem = line(3, 7, forward=[3, 4, 5], latency=2, capacity=4)
+    assert solve(problem) == solve(problem)
+
+
+def test_a_time_limit_is_said_when_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the user's time runs out the best order so far is the answer, with a warning."""
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    result = solve(hard(), "auto", SolveLimits(time_limit_s=0.5))
+    assert result.status == "feasible"
+    assert [warning.code for warning in result.warnings] == ["time-limit"]
+
+
+def test_without_a_solver_the_heuristics_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing solver is a warning in `auto`; `milp` refuses; both say how to get it."""
+    reason = "highspy is not installed: pip install 'highspy>=1.16,<2'"
+    monkeypatch.setattr("cpipe.solve.milp.solver_problem", lambda: reason)
+    result = solve(hard())
+    assert result.makespan_ns == 25
+    assert [str(warning) for warning in result.warnings] == [
+        f"warning: {reason}; the MILP was skipped [solver-missing]"
+    ]
+    with pytest.raises(NoSolutionError, match="highspy is not installed"):
+        solve(hard(), "milp")
+
+
+def test_an_unknown_method_is_refused() -> None:
+    """The message lists what there is."""
+    with pytest.raises(UsageError, match="unknown method 'fastest'; known: auto, milp, greedy") as caught:
+        solve(line(1, 1), "fastest")
+    assert caught.value.diagnostics[0].code == "unknown-method"
+
+
+@pytest.mark.parametrize(
+    ("problem", "method", "code", "message"),
+    [
+        # more activations than fit
+        (line(2, 4, capacity=2), "gpipe", "schedule-does-not-fit", "gpipe does not fit in memory"),
+        # two stages on a device
+        (case(2, [0, 0]), "1f1b", "schedule-does-not-apply", "1f1b needs one stage on each device"),
+    ],
+)
+def test_a_static_schedule_that_cannot_be_had(problem: Problem, method: str, code: str, message: str) -> None:
+    """The schedule that was asked for is never silently replaced by another."""
+    with pytest.raises((UsageError, NoSolutionError), match=message) as caught:
+        solve(problem, method)
+    assert caught.value.diagnostics[0].code == code
+
+
+def test_nothing_found_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should every candidate fail to run, the search says so instead of inventing a plan."""
+    monkeypatch.setattr(Simulator, "makespan", lambda self, orders: None)
+    with pytest.raises(NoSolutionError, match="no order was found within the limits") as caught:
+        solve(line(2, 2), "greedy-crosspipe")
+    assert caught.value.diagnostics[0].code == "no-order"
+
+
+def test_progress_is_told_in_lines() -> None:
+    """Progress names who improved the incumbent, with both numbers."""
+    lines: list[str] = []
+    solve(hard(), "auto", None, lines.append)
+    assert any("bound" in line and "ms" in line for line in lines)
+    assert any(line.startswith("milp") for line in lines)
