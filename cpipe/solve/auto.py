@@ -20,9 +20,9 @@ from cpipe.solve.serial import serial_schedule
 
 __all__ = ["SolveLimits", "solve"]
 
-_FAMILY_WORK = 600_000  # op evaluations of the family: about two seconds
+_FAMILY_WORK = 300_000  # op evaluations of the family: about a second
 _SEARCH_WORK = 12_000_000  # op evaluations of local search, most of them rejected before timing
-_SEARCH_ROUNDS = 4
+_SEARCH_HEATS = (0.0015, 0.0005, 0.0005, 0.0015)  # one round of local search each; the second from another start
 _SEARCH_EVALUATIONS = 8_000  # per round, on small problems
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
 _AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
@@ -94,6 +94,7 @@ class _Solve:
         self._cost = 1 if self.simulator.is_direct else _QUEUED_COST
         self.bound = lower_bound(problem)
         self.best: tuple[int, Schedule, str] | None = None
+        self.runner_up: Schedule | None = None  # another order to start a local search from
         self.evaluations = 0
         self.warnings: list[Diagnostic] = []
         self._deadline = None if limits.time_limit_s is None else time.monotonic() + limits.time_limit_s
@@ -156,15 +157,16 @@ class _Solve:
     def _good_enough(self) -> bool:
         return (self.best is not None and self.best[0] <= self.target_ns) or self._expired()
 
-    def _offer(self, schedule: Schedule, found_by: str) -> None:
-        """Keep `schedule` if it fits, finishes and is shorter than the incumbent."""
+    def _offer(self, schedule: Schedule, found_by: str) -> bool:
+        """Keep `schedule` if it is shorter than the incumbent; return whether it fits and finishes."""
         if not fits(self.problem, schedule.orders):
-            return
+            return False
         self.evaluations += 1
         makespan = self.simulator.makespan(schedule.orders)
         if makespan is not None and (self.best is None or makespan < self.best[0]):
             self.best = (makespan, schedule, found_by)
             self.progress(f"{found_by}: {makespan / 1e6:.3f} ms, bound {self.bound.value_ns / 1e6:.3f} ms")
+        return makespan is not None
 
     def _only(self, name: str) -> None:
         try:
@@ -193,7 +195,7 @@ class _Solve:
     def _crosspipe(self) -> None:
         schedule = crosspipe_greedy(self.problem, self.simulator.tables)
         if schedule is not None:
-            self._offer(schedule, "greedy-crosspipe")
+            self.runner_up = schedule if self._offer(schedule, "greedy-crosspipe") else None
 
     def _family(self) -> None:
         self.progress("greedy family")
@@ -208,17 +210,20 @@ class _Solve:
         if self.best is None or self._num_ops > _SEARCH_OPS:
             return
         self.progress("local search")
-        budget = min(_SEARCH_EVALUATIONS, _SEARCH_WORK // self._num_ops // _SEARCH_ROUNDS) // self._cost
-        for round_ in range(_SEARCH_ROUNDS):
+        rounds = len(_SEARCH_HEATS)
+        budget = min(_SEARCH_EVALUATIONS, _SEARCH_WORK // self._num_ops // rounds) // self._cost
+        for number, heat in enumerate(_SEARCH_HEATS):
+            start = self.runner_up if number == 1 and self.runner_up is not None else self.best[1]
             search = LocalSearch(
                 self.problem,
                 self.simulator,
                 target_ns=self.target_ns,
                 budget=budget,
-                seed=self.limits.seed * _SEARCH_ROUNDS + round_,
+                seed=self.limits.seed * rounds + number,
+                heat=heat,
                 expired=self._expired,
             )
-            _, schedule = search.improve(self.best[1])
+            _, schedule = search.improve(start)
             self.evaluations += search.evaluations
             self._offer(schedule, "local-search")
             if self._good_enough():

@@ -23,7 +23,6 @@ _REACH = 6  # places an op moves at most
 _CRITICAL = 0.85  # share of moves that start on the critical path
 _RUN = 0.25  # share of moves that shift a run of microbatches
 _FUSE = 0.15  # share of moves that exchange D and W for B, where B is cheaper
-_HEAT = 0.0015  # first temperature, as a share of the makespan
 
 
 class LocalSearch:
@@ -39,6 +38,8 @@ class LocalSearch:
         Number of evaluations allowed.
     seed
         Of the random moves.
+    heat
+        First temperature, as a share of the makespan: how much longer an accepted order may be.
     expired
         Asked before each evaluation; True ends the search.
     """
@@ -51,6 +52,7 @@ class LocalSearch:
         target_ns: int,
         budget: int,
         seed: int,
+        heat: float = 0.0015,
         expired: Callable[[], bool] = lambda: False,
     ) -> None:
         self.evaluations = 0
@@ -58,6 +60,7 @@ class LocalSearch:
         self._simulator = simulator
         self._target = target_ns
         self._budget = budget
+        self._heat = heat
         self._rng = random.Random(seed)
         self._expired = expired
         self._steps = memory_steps(problem)
@@ -82,7 +85,7 @@ class LocalSearch:
         assert makespan is not None, "local search starts from an order that finishes"
         best, best_orders = makespan, [list(order) for order in orders]
         critical = self._critical_path(orders, ends)
-        heat = _HEAT * makespan
+        heat = self._heat * makespan
         while self.evaluations < self._budget and best > self._target and not self._expired():
             self.evaluations += 1
             move = self._propose(orders, critical)
@@ -140,12 +143,12 @@ class LocalSearch:
         shift = rng.randint(1, _REACH) * (1 if rng.random() < 0.5 else -1)
         changed: list[int] | None
         if self._fusible[order[index] // KINDS // self._n] and rng.random() < _FUSE:
-            changed = _exchanged(order, index)
+            changed = self._exchanged(order, index)
         elif rng.random() < _RUN:
             changed = self._shift_run(order, index, shift)
         else:
-            changed = _shifted(order, index, shift)
-        if changed is None or not self._legal(changed) or not self._fits(device, changed):
+            changed = self._shifted(order, index, shift)
+        if changed is None or not self._fits(device, changed):
             return None
         return device, changed
 
@@ -159,25 +162,47 @@ class LocalSearch:
         for other in ops if shift < 0 else reversed(ops):
             if changed is None or other not in changed:
                 return None
-            changed = _shifted(changed, changed.index(other), shift)
+            changed = self._shifted(changed, changed.index(other), shift)
         return changed
 
-    def _legal(self, order: Sequence[int]) -> bool:
-        """Whether every (kind, stage) runs in microbatch order and every F before its D or B before its W."""
-        n = self._n
-        done: dict[tuple[int, int], int] = {}
-        for op in order:
-            slot, kind = divmod(op, KINDS)
-            stage, microbatch = divmod(slot, n)
-            backward = OpKind.D if kind == OpKind.B else kind
-            if kind != OpKind.W and done.get((stage, backward), 0) != microbatch:
-                return False
-            if kind == OpKind.W and done.get((stage, kind), -1) >= microbatch:
-                return False
-            if kind != OpKind.F and done.get((stage, OpKind.F if kind != OpKind.W else OpKind.D), 0) <= microbatch:
-                return False
-            done[stage, backward] = microbatch if kind == OpKind.W else microbatch + 1
-        return True
+    def _shifted(self, order: list[int], index: int, shift: int) -> list[int] | None:
+        """Return `order` with the op at `index` moved by `shift` places; None beyond the ends or past a relative.
+
+        On its own stage an op passes neither its own kind (microbatch order; D and B are one kind) nor the other ops
+        of its microbatch (F before D before W).
+        """
+        target = index + shift
+        if not 0 <= target < len(order):
+            return None
+        slot, kind = divmod(order[index], KINDS)
+        stage, microbatch = divmod(slot, self._n)
+        for other in order[target:index] if shift < 0 else order[index + 1 : target + 1]:
+            other_slot, other_kind = divmod(other, KINDS)
+            other_stage, other_microbatch = divmod(other_slot, self._n)
+            same_kind = other_kind == kind or other_kind + kind == OpKind.D + OpKind.B
+            if other_stage == stage and (same_kind or other_microbatch == microbatch):
+                return None
+        changed = order.copy()
+        changed.insert(target, changed.pop(index))
+        return changed
+
+    def _exchanged(self, order: list[int], index: int) -> list[int] | None:
+        """Return `order` with the D of the op at `index` and its W replaced by B, or its B by D and W; None for F.
+
+        Apart, W stands right after D, unless a W of an earlier microbatch is still to come.
+        """
+        slot, kind = divmod(order[index], KINDS)
+        base = slot * KINDS
+        if kind == OpKind.F:
+            return None
+        if kind == OpKind.B:
+            first = slot // self._n * self._n * KINDS
+            if any(first <= later < base and later % KINDS == OpKind.W for later in order[index:]):
+                return None
+            return [*order[:index], base + OpKind.D, base + OpKind.W, *order[index + 1 :]]
+        changed = [op for op in order if op != base + OpKind.W]
+        changed[changed.index(base + OpKind.D)] = base + OpKind.B
+        return changed
 
     def _fits(self, device: int, order: Sequence[int]) -> bool:
         room = self._room[device]
@@ -190,26 +215,3 @@ class LocalSearch:
                 return False
             level += after
         return level <= room
-
-
-def _exchanged(order: list[int], index: int) -> list[int] | None:
-    """Return `order` with the D at `index` and its W replaced by B, or the B at `index` by D and W; None for F."""
-    slot, kind = divmod(order[index], KINDS)
-    base = slot * KINDS
-    if kind == OpKind.F:
-        return None
-    if kind == OpKind.B:
-        return [*order[:index], base + OpKind.D, base + OpKind.W, *order[index + 1 :]]
-    changed = [op for op in order if op != base + OpKind.W]
-    changed[changed.index(base + OpKind.D)] = base + OpKind.B
-    return changed
-
-
-def _shifted(order: list[int], index: int, shift: int) -> list[int] | None:
-    """Return `order` with the op at `index` moved by `shift` places, or None beyond the ends."""
-    target = index + shift
-    if not 0 <= target < len(order):
-        return None
-    changed = order.copy()
-    changed.insert(target, changed.pop(index))
-    return changed
