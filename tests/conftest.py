@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -35,3 +37,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
         assert actual == path.read_text(encoding="utf-8")
 
     return compare
+
+
+# A busy machine must not fail a test: no example has a time limit, and in CI every run draws the same examples.
+settings.register_profile("cpipe", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("cpipe")

@@ -44,12 +44,13 @@ def memory_steps(problem: Problem) -> tuple[MemoryStep, ...]:
 
 
 def receive_reserve(problem: Problem) -> tuple[int, ...]:
-    """Return the bytes that each device sets aside for posted receives when `receive_window` is set.
+    """Return the bytes that each device sets aside for posted receives.
 
     Returns
     -------
     tuple of int
-        Length P: ``receive_window`` times the largest message of every incoming channel; 0 without a window.
+        Length P: the largest message of every incoming channel, times ``receive_window``; without a window, times
+        one, since a message needs a receive to go to whatever the order is.
     """
     largest: dict[tuple[int, int, str], int] = {}
     for kind, hops in (("activation", problem.forward_hops), ("gradient", problem.backward_hops)):
@@ -58,7 +59,7 @@ def receive_reserve(problem: Problem) -> tuple[int, ...]:
                 key = (hop.source, hop.target, kind)
                 largest[key] = max(largest.get(key, 0), hop.message_bytes)
     reserve = [0] * problem.num_devices
-    window = min(problem.receive_window or 0, problem.microbatches)
+    window = min(problem.receive_window or 1, problem.microbatches)
     for (_, target, _), size in largest.items():
         reserve[target] += window * size
     return tuple(reserve)

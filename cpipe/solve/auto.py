@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, UsageError
 from cpipe.ir import Bound, Problem, Schedule, SolveResult
-from cpipe.ir.base import Frozen
 from cpipe.schedules import SCHEDULES, static_schedule
 from cpipe.sim import Simulator, memory_peaks, simulate
 from cpipe.sim.memory import fits, receive_reserve
 from cpipe.solve.bounds import lower_bound
 from cpipe.solve.crosspipe import crosspipe_greedy
 from cpipe.solve.family import tune_and_apply
+from cpipe.solve.limits import SolveLimits
 from cpipe.solve.methods import METHODS, STATIC_METHODS
 from cpipe.solve.search import LocalSearch
 from cpipe.solve.serial import serial_schedule
 
-__all__ = ["SolveLimits", "solve"]
+__all__ = ["solve"]
 
 _FAMILY_WORK = 300_000  # op evaluations of the family: about a second
 _SEARCH_WORK = 12_000_000  # op evaluations of local search, most of them rejected before timing
@@ -31,27 +30,6 @@ _ASKED_NODES = 20_000
 _QUEUED_COST = 4  # how much dearer a simulation is when messages queue for windows, shared pipes or collectives
 
 Progress = Callable[[str], None]
-
-
-class SolveLimits(Frozen, frozen=True, kw_only=True):
-    """When a search stops.
-
-    Attributes
-    ----------
-    max_gap
-        Accept an order within this share of the bound: (makespan - bound) / makespan.
-    time_limit_s
-        Wall-clock limit [s], or None; the only clock that can change a result, so it is the user's choice.
-    seed
-        Of every random choice.
-    node_limit
-        Branch-and-bound nodes of the MILP; 0 leaves it out, None is the method's default.
-    """
-
-    max_gap: float = 0.0
-    time_limit_s: float | None = None
-    seed: int = 0
-    node_limit: int | None = None
 
 
 def solve(
@@ -97,7 +75,6 @@ class _Solve:
         self.runner_up: Schedule | None = None  # another order to start a local search from
         self.evaluations = 0
         self.warnings: list[Diagnostic] = []
-        self._deadline = None if limits.time_limit_s is None else time.monotonic() + limits.time_limit_s
         self._out_of_time = False
 
     def run(self) -> SolveResult:
@@ -110,13 +87,15 @@ class _Solve:
             self._search(serial)
         return self._result()
 
-    def _shortfalls(self, serial: Schedule) -> list[Diagnostic]:
-        """Return one fault for each device that cannot even run one microbatch at a time."""
-        peaks, reserve = memory_peaks(self.problem, serial.orders), receive_reserve(self.problem)
+    def _shortfalls(self, schedule: Schedule, name: str | None = None) -> list[Diagnostic]:
+        """Return one fault for each device that `schedule` does not fit; without a name it is the least there is."""
+        peaks, reserve = memory_peaks(self.problem, schedule.orders), receive_reserve(self.problem)
+        what = f"{name} does not fit in memory: device" if name else "device"
+        job = "it" if name else "one microbatch"
         return [
             Diagnostic(
-                code="memory-too-small",
-                message=f"device {owner.name!r} needs {peak} bytes for one microbatch and {extra} for posted receives, "
+                code="schedule-does-not-fit" if name else "memory-too-small",
+                message=f"{what} {owner.name!r} needs {peak} bytes for {job} and {extra} for posted receives, "
                 f"and has {owner.capacity_bytes}: short by {peak + extra - owner.capacity_bytes}",
             )
             for owner, peak, extra in zip(self.problem.devices, peaks, reserve, strict=True)
@@ -150,7 +129,7 @@ class _Solve:
         return int(self.bound.value_ns / (1 - self.limits.max_gap)) if self.limits.max_gap else self.bound.value_ns
 
     def _expired(self) -> bool:
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if self.limits.time_limit is not None and self.limits.time_limit.remaining_s == 0:
             self._out_of_time = True
         return self._out_of_time
 
@@ -175,10 +154,10 @@ class _Solve:
             raise UsageError(f"{name} {error}", code="schedule-does-not-apply") from error
         self._offer(schedule, name)
         if self.best is None:
-            reason = "does not fit in memory" if not fits(self.problem, schedule.orders) else "cannot finish"
-            raise NoSolutionError(
-                f"{name} {reason}", code="schedule-does-not-fit", hint="--method auto finds an order that does"
-            )
+            faults = self._shortfalls(schedule, name) or [
+                Diagnostic(code="schedule-does-not-fit", message=f"{name} cannot finish with these receive windows")
+            ]
+            raise NoSolutionError(faults, hint="--method auto finds an order that fits")
 
     def _try_static(self, name: str) -> None:
         try:
@@ -249,13 +228,13 @@ class _Solve:
             return
         if not asked and count_binaries(self.problem, self.best[0]) > _AUTO_BINARIES:
             return
-        remaining = None if self._deadline is None else max(0.1, self._deadline - time.monotonic())
+        clock = self.limits.time_limit
         outcome = solve_milp(
             self.problem,
             self.best[1],
             lower_bound=self.bound,
             node_limit=nodes,
-            time_limit=remaining,
+            time_limit=None if clock is None else max(0.1, clock.remaining_s),
             seed=self.limits.seed,
             progress=self.progress,
         )
@@ -263,7 +242,7 @@ class _Solve:
         if outcome.schedule is not None:
             self._offer(outcome.schedule, "milp")
         if outcome.dual_bound_ns > self.bound.value_ns:
-            reason = f"MILP with {outcome.binaries} binaries, {outcome.solver_status}"
+            reason = f"MILP with {outcome.binaries} binaries"
             self.bound = Bound(value_ns=outcome.dual_bound_ns, proved_by="highs", reason=reason)
 
     def _result(self) -> SolveResult:
@@ -271,7 +250,8 @@ class _Solve:
             raise NoSolutionError("no order was found within the limits", code="no-order")
         makespan, schedule, found_by = self.best
         if self._out_of_time and makespan > self.bound.value_ns:
-            message = f"the time limit of {self.limits.time_limit_s:g} s was met"
+            assert self.limits.time_limit is not None
+            message = f"the time limit of {self.limits.time_limit.seconds:g} s was reached"
             self.warnings.append(Diagnostic(code="time-limit", message=message, severity="warning"))
         result = SolveResult(
             schedule=schedule,

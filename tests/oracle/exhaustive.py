@@ -163,7 +163,8 @@ def _run(
 ) -> Iterator[tuple[tuple[_Done, ...], _Times]]:
     costs, device = problem.stages[index], problem.stages[index].device
     capacity = problem.devices[device].capacity_bytes
-    if capacity is not None and _resident(problem, state, device) + _extra(problem, index, kind) > capacity:
+    needed = _resident(problem, state, device) + _extra(problem, index, kind) + _buffers(problem, device)
+    if capacity is not None and needed > capacity:
         return
     clock, pipe = list(times.clock), list(times.pipe)
     gather, reduce = list(times.gather), list(times.reduce)
@@ -218,6 +219,17 @@ def _resident(problem: Problem, state: tuple[_Done, ...], device: int) -> int:
             total += costs.static_bytes + (stage.forward - stage.backward) * costs.activation_bytes
             total += (stage.input_grad - stage.weight_grad) * costs.held_bytes
     return total
+
+
+def _buffers(problem: Problem, device: int) -> int:
+    """Return the receive buffers without which nothing arrives: the largest message from each neighbour and kind."""
+    incoming: dict[tuple[int, bool], int] = {}
+    for forward, hops in ((True, problem.forward_hops), (False, problem.backward_hops)):
+        for hop in hops:
+            if hop is not None and hop.target == device:
+                size = incoming.get((hop.source, forward), 0)
+                incoming[hop.source, forward] = max(size, hop.message_bytes)
+    return sum(incoming.values())
 
 
 def _extra(problem: Problem, index: int, kind: str) -> int:

@@ -47,7 +47,7 @@ def test_the_window_sets_receive_buffers_aside() -> None:
     problem = case(3, [0, 1, 2], message=10, window=2)
     assert receive_reserve(problem) == (20, 40, 20)
     assert receive_reserve(replace(problem, receive_window=9)) == (30, 60, 30)
-    assert receive_reserve(replace(problem, receive_window=None)) == (0, 0, 0)
+    assert receive_reserve(replace(problem, receive_window=None)) == (10, 20, 10)
 
 
 def test_fits_counts_the_reserve() -> None:
@@ -56,4 +56,4 @@ def test_fits_counts_the_reserve() -> None:
     orders = Schedule.from_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", 2).orders
     assert memory_peaks(problem, orders) == (2, 1)
     assert not fits(problem, orders)
-    assert fits(replace(problem, receive_window=None), orders)
+    assert fits(case(2, [0, 1], message=1, window=1, capacity=[3, 2]), orders)

@@ -12,7 +12,7 @@ from cpipe.ir import Problem
 from cpipe.schedules import SCHEDULES, static_schedule
 from cpipe.sim import Simulator, simulate
 from cpipe.sim.memory import fits
-from cpipe.solve import METHODS, SolveLimits, solve
+from cpipe.solve import METHODS, SolveLimits, TimeLimit, solve
 from cpipe.solve.methods import STATIC_METHODS
 
 
@@ -99,7 +99,7 @@ def test_a_time_limit_is_said_when_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the user's time runs out the best order so far is the answer, with a warning."""
     clock = iter(range(1000))
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
-    result = solve(hard(), "auto", SolveLimits(time_limit_s=0.5))
+    result = solve(hard(), "auto", SolveLimits(time_limit=TimeLimit(0.5)))
     assert result.status == "feasible"
     assert [warning.code for warning in result.warnings] == ["time-limit"]
 
