@@ -20,6 +20,7 @@ from cpipe.compiler import SolveOptions, compile_profile, problem_for_plan, simu
 from cpipe.errors import InfeasibleError, NoSolutionError, ProfileError, UsageError
 from cpipe.plan import encode_plan
 from cpipe.profile import Profile, parse_profile
+from cpipe.solve import TimeLimit
 
 
 def profile_of(document: dict[str, Any]) -> Profile:
@@ -87,6 +88,46 @@ def test_a_window_that_the_user_sets_is_kept() -> None:
     assert {channel.window for channel in compiled.plan.channels} == {1}
     assert compiled.plan.made_by.limits == {"receive_window": 1}
     assert_plan_ok(compiled.plan, compiled.problem)
+
+
+def test_a_larger_window_is_never_worse() -> None:
+    """--receive-window K allows up to K: raising it never worsens the plan, nor makes a feasible job infeasible."""
+    document = two_sites(6)
+    for device in document["devices"]:
+        device["memory_bytes"] = 330
+    profile = profile_of(document)
+    makespans = [
+        compile_profile(profile, SolveOptions(receive_window=window)).result.makespan_ns for window in (1, 2, 4, 8, 50)
+    ]
+    assert makespans == sorted(makespans, reverse=True)
+    assert makespans[-1] == compile_profile(profile).result.makespan_ns
+
+
+def test_the_time_limit_is_for_all_attempts_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placements and windows share one limit, and the order found first is kept when time is up."""
+    document = two_sites(8, stages=4)
+    for device in document["devices"]:
+        device["memory_bytes"] = 560
+    profile = profile_of(document)
+    unlimited = compile_profile(profile, SolveOptions(node_limit=0)).result.makespan_ns
+    limited = compile_profile(profile, SolveOptions(node_limit=0, time_limit=2.0))
+    assert limited.result.makespan_ns <= 1.3 * unlimited
+    calls: list[float] = []
+
+    def counted(seconds: float) -> TimeLimit:
+        calls.append(seconds)
+        return TimeLimit(seconds)
+
+    monkeypatch.setattr("cpipe.compiler.TimeLimit", counted)
+    compile_profile(profile, SolveOptions(placement="auto", method="greedy", time_limit=1.0))
+    assert calls == [1.0]
+
+
+def test_placement_auto_tries_each_placement_once() -> None:
+    """Where profile, ud, loop and wave are one and the same, it is solved once."""
+    lines: list[str] = []
+    compile_profile(profile_of(two_sites(5)), SolveOptions(placement="auto", method="greedy"), lines.append)
+    assert sum(line == "greedy family" for line in lines) <= 1
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Simulator:
         queued = QueuedRun(self.tables, orders, None)
         return queued.run(), queued.end, queued.arrival
 
-    def run(self, schedule: Schedule, gates: Mapping[int, int] | None = None) -> Timeline:
+    def run(self, schedule: Schedule, gates: Mapping[int, int | tuple[int, ...]] | None = None) -> Timeline:
         """Return the timeline of `schedule`; see `simulate`."""
         orders = schedule.orders
         if self.is_direct and not gates:
@@ -202,7 +202,9 @@ class Simulator:
         return f"{stage + 1}D{microbatch} or {stage + 1}B{microbatch} on device {placement[stage + 1]}"
 
 
-def simulate(problem: Problem, schedule: Schedule, gates: Mapping[int, int] | None = None) -> Timeline:
+def simulate(
+    problem: Problem, schedule: Schedule, gates: Mapping[int, int | tuple[int, ...]] | None = None
+) -> Timeline:
     """Replay a schedule.
 
     Parameters
@@ -212,8 +214,9 @@ def simulate(problem: Problem, schedule: Schedule, gates: Mapping[int, int] | No
     schedule
         The order of each device.
     gates
-        When a receive is posted, if it matters: maps the slot that a message feeds (the id of the F, or of the D
-        even where B runs) to an op on the receiving device; the message leaves no earlier than that op ends.
+        When a receive or a send is posted, if it matters: maps the slot that a message feeds (the id of the F, or of
+        the D even where B runs) to an op on the receiving or the sending device, or to several; the message leaves no
+        earlier than they end.
 
     Returns
     -------

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cpipe.ir import OpKind, Problem
 from cpipe.ir.ops import KINDS
 
-__all__ = ["MemoryStep", "fits", "memory_peaks", "memory_steps", "receive_reserve"]
+__all__ = ["MemoryStep", "fits", "memory_peaks", "memory_rooms", "memory_steps", "receive_reserve"]
 
 
 class MemoryStep(NamedTuple):
@@ -52,17 +52,27 @@ def receive_reserve(problem: Problem) -> tuple[int, ...]:
         Length P: the largest message of every incoming channel, times ``receive_window``; without a window, times
         one, since a message needs a receive to go to whatever the order is.
     """
-    largest: dict[tuple[int, int, str], int] = {}
-    for kind, hops in (("activation", problem.forward_hops), ("gradient", problem.backward_hops)):
-        for hop in hops:
-            if hop is not None:
-                key = (hop.source, hop.target, kind)
-                largest[key] = max(largest.get(key, 0), hop.message_bytes)
     reserve = [0] * problem.num_devices
     window = min(problem.receive_window or 1, problem.microbatches)
-    for (_, target, _), size in largest.items():
+    for (_, target, _), size in problem.largest_messages().items():
         reserve[target] += window * size
     return tuple(reserve)
+
+
+def memory_rooms(problem: Problem) -> tuple[int | None, ...]:
+    """Return what each device has left for activations and transients [bytes]; None without a limit.
+
+    Length P. Static bytes and the receive buffers of `receive_reserve` are taken off; negative if they do not fit.
+    """
+    reserve = receive_reserve(problem)
+    return tuple(
+        None
+        if owner.capacity_bytes is None
+        else owner.capacity_bytes
+        - reserve[index]
+        - sum(problem.stages[s].static_bytes for s in problem.stages_of(index))
+        for index, owner in enumerate(problem.devices)
+    )
 
 
 def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -86,8 +96,6 @@ def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int
             if level + during > peak:
                 peak = level + during
             level += after
-            if level > peak:
-                peak = level
         peaks.append(peak)
     return tuple(peaks)
 

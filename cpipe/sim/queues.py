@@ -41,13 +41,15 @@ class QueuedRun:
         By op id and by slot: end of the op, arrival of the input, start of the message's window [ns]; -1 if never.
     """
 
-    def __init__(self, tables: Tables, orders: Sequence[Sequence[int]], gates: Mapping[int, int] | None) -> None:
+    def __init__(
+        self, tables: Tables, orders: Sequence[Sequence[int]], gates: Mapping[int, int | tuple[int, ...]] | None
+    ) -> None:
         problem = tables.problem
         self._tables = tables
         self._orders = orders
         if gates is None and problem.receive_window:
             gates = window_gates(tables, orders)
-        self._gates: Mapping[int, int] = gates or {}
+        self._gates: Mapping[int, int | tuple[int, ...]] = gates or {}
         self.end = [-1] * tables.size
         self.arrival = [-1] * tables.size
         self.left = [-1] * tables.size
@@ -158,17 +160,18 @@ class QueuedRun:
                 self._leave(lane, ready)
 
     def _head_ready(self, lane: int) -> int | None:
-        """Return when the head of the queue is ready, its receive posted; None if there is none yet."""
+        """Return when the head of the queue is ready, its gates open; None if there is none yet."""
         queue = self._queues[lane]
         if not queue:
             return None
-        gate = self._gates.get(queue[0].slot, NO_SLOT)
-        if gate == NO_SLOT:
-            return queue[0].ready
-        if self.end[gate] < 0:
-            self._opens.setdefault(gate, set()).add(lane)
-            return None
-        return max(queue[0].ready, self.end[gate])
+        ready = queue[0].ready
+        gates = self._gates.get(queue[0].slot, ())
+        for gate in (gates,) if isinstance(gates, int) else gates:
+            if self.end[gate] < 0:
+                self._opens.setdefault(gate, set()).add(lane)
+                return None
+            ready = max(ready, self.end[gate])
+        return ready
 
     def _serve_contended(self) -> bool:
         """Let the head that is ready first leave; ties go to the lower device, then to its program order."""

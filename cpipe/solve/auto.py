@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, UsageError
 from cpipe.ir import Bound, Problem, Schedule, SolveResult
@@ -33,7 +33,12 @@ Progress = Callable[[str], None]
 
 
 def solve(
-    problem: Problem, method: str = "auto", limits: SolveLimits | None = None, progress: Progress | None = None
+    problem: Problem,
+    method: str = "auto",
+    limits: SolveLimits | None = None,
+    progress: Progress | None = None,
+    *,
+    starts: Sequence[Schedule] = (),
 ) -> SolveResult:
     """Return the best schedule that `method` finds, with its replay and the best proven bound.
 
@@ -47,6 +52,8 @@ def solve(
         When to stop.
     progress
         Called with one short line now and then.
+    starts
+        Orders known from a like problem; those that fit and finish are candidates of the searching methods.
 
     Raises
     ------
@@ -59,7 +66,9 @@ def solve(
     """
     if method not in METHODS:
         raise UsageError(f"unknown method {method!r}; known: {', '.join(METHODS)}", code="unknown-method")
-    return _Solve(problem, method, limits or SolveLimits(), progress or (lambda line: None)).run()
+    limits = limits or SolveLimits()
+    limits.verify()
+    return _Solve(problem, method, limits, progress or (lambda line: None)).run(starts)
 
 
 class _Solve:
@@ -77,14 +86,14 @@ class _Solve:
         self.warnings: list[Diagnostic] = []
         self._out_of_time = False
 
-    def run(self) -> SolveResult:
+    def run(self, starts: Sequence[Schedule] = ()) -> SolveResult:
         serial = serial_schedule(self.problem)
         if not fits(self.problem, serial.orders):
             raise InfeasibleError(self._shortfalls(serial))
         if self.method in STATIC_METHODS:
             self._only(self.method)
         else:
-            self._search(serial)
+            self._search((serial, *starts))
         return self._result()
 
     def _shortfalls(self, schedule: Schedule, name: str | None = None) -> list[Diagnostic]:
@@ -102,19 +111,22 @@ class _Solve:
             if owner.capacity_bytes is not None and peak + extra > owner.capacity_bytes
         ]
 
-    def _search(self, serial: Schedule) -> None:
+    def _search(self, starts: Sequence[Schedule]) -> None:
         for name in SCHEDULES:
             self._try_static(name)
-        self._offer(serial, "serial")
+        for number, start in enumerate(starts):
+            self._offer(start, "greedy" if number else "serial")
         before = self.best
         if self.method == "greedy-crosspipe":
             self._crosspipe()
             self._say_if_static_won(before)
             return
-        if not self._good_enough():
+        searched = not self._good_enough()
+        if searched:
             self._family()
         if self.method == "greedy":
-            self._say_if_static_won(before)
+            if searched:
+                self._say_if_static_won(before)
             return
         if not self._good_enough() and self._num_ops <= _SEARCH_OPS:
             self._crosspipe()
@@ -251,7 +263,7 @@ class _Solve:
         makespan, schedule, found_by = self.best
         if self._out_of_time and makespan > self.bound.value_ns:
             assert self.limits.time_limit is not None
-            message = f"the time limit of {self.limits.time_limit.seconds:g} s was reached"
+            message = f"the time limit of {self.limits.time_limit.asked:g} s was reached"
             self.warnings.append(Diagnostic(code="time-limit", message=message, severity="warning"))
         result = SolveResult(
             schedule=schedule,

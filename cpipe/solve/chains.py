@@ -17,6 +17,8 @@ class Chains:
     ----------
     forward, gradient, backward
         F, the shortest way to the gradient, and the shortest whole backward of each stage.
+    gather, reduce
+        The all-gather before a stage's first F and the reduce after its last W or B, where there are any.
     head
         Earliest start of the first F: the way from stage 0, all-gather of the stage itself included.
     round_trip
@@ -59,7 +61,7 @@ class Chains:
                     + self.gradient[index + 1]
                     + _cost(problem.backward_hops[index])
                 )
-        self.reduce = reduce
+        self.gather, self.reduce = gather, reduce
 
 
 def _cost(hop: Hop | None) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cpipe.ir import OpKind, Problem, Schedule
 from cpipe.ir.ops import KINDS
-from cpipe.sim.memory import MemoryStep, memory_steps, receive_reserve
+from cpipe.sim.memory import MemoryStep, memory_rooms, memory_steps
 from cpipe.sim.tables import NO_SLOT, Tables
 
 __all__ = ["SUB_BLOCKS", "crosspipe_greedy"]
@@ -65,13 +65,10 @@ class _Greedy:
         self.problem, self.tables, self.parts = problem, tables, parts
         self.n = problem.microbatches
         self.steps = memory_steps(problem)
-        reserve = receive_reserve(problem)
-        self.devices = []
-        for index, owner in enumerate(problem.devices):
-            stages = problem.stages_of(index)
-            taken = sum(problem.stages[stage].static_bytes for stage in stages) + reserve[index]
-            room = None if owner.capacity_bytes is None else (owner.capacity_bytes - taken) * parts
-            self.devices.append(_Device(room, len(stages) * self.n))
+        self.devices = [
+            _Device(None if room is None else room * parts, len(problem.stages_of(index)) * self.n)
+            for index, room in enumerate(memory_rooms(problem))
+        ]
         self.free = [0] * len(problem.pipes)
         gather = problem.collectives is not None and problem.collectives.mode == "zero1"
         self.release = [stage.all_gather_ns * parts if gather else 0 for stage in problem.stages]
@@ -97,21 +94,28 @@ class _Greedy:
 
         Sub-blocks free memory bit by bit, whole ops do not: an F that no longer fits lets waiting W go first.
         """
-        order = list(device.finished)
         if device.room is None:
-            return tuple(order)
+            return tuple(device.finished)
         room, level = device.room // self.parts, 0
         gathered: list[int] = []
-        while order:
-            op = order[0]
+        pending = deque(op for op in device.finished if op % KINDS == _W)
+        done: set[int] = set()
+        for op in device.finished:
+            if op in done:
+                continue
             step = self._step(op // KINDS // self.n, op % KINDS)
-            if level + step.during > room:
-                done = set(gathered)
-                waiting = (later for later in order if later % KINDS == _W and later - 1 in done)
-                op = next(waiting, op)
-            order.remove(op)
+            while level + step.during > room:
+                early = next((later for later in pending if later not in done and later - 1 in done), None)
+                if early is None or op % KINDS == _W:
+                    break
+                done.add(early)
+                gathered.append(early)
+                level += self._step(early // KINDS // self.n, _W).after
+            done.add(op)
             gathered.append(op)
-            level += self._step(op // KINDS // self.n, op % KINDS).after
+            level += step.after
+            while pending and pending[0] in done:
+                pending.popleft()
         return tuple(gathered)
 
     def _choose(self, device: _Device) -> _Choice | None:

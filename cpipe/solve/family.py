@@ -18,6 +18,7 @@ from cpipe.sim import Simulator
 from cpipe.sim.memory import fits
 from cpipe.solve.chains import Chains
 from cpipe.solve.greedy import NO_LIMIT, Knobs, ListScheduler
+from cpipe.solve.merging import can_merge
 
 __all__ = ["Candidate", "FamilySearch", "structured_knobs", "tune_and_apply"]
 
@@ -169,14 +170,11 @@ def tune_and_apply(
 
 
 def _backward_modes(problem: Problem) -> list[tuple[bool, ...]]:
-    """Per stage whether B runs: split wherever possible; everything full, if B is ever cheaper; full but the last."""
+    """Per stage whether B runs: split wherever possible, and everything full if B is ever better."""
     split = tuple(not stage.can_split for stage in problem.stages)
-    cheaper = any(
-        stage.can_split and stage.full_backward_ns < stage.input_grad_ns + stage.weight_grad_ns
-        for stage in problem.stages
-    )
+    better = any(can_merge(problem, stage) for stage in problem.stages)
     full = (True,) * problem.num_stages
-    return [split, full] if cheaper and split != full else [split]
+    return [split, full] if better and split != full else [split]
 
 
 def _lag_limits(problem: Problem) -> list[int]:

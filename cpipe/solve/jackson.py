@@ -9,13 +9,13 @@ one-machine problem with heads and tails is solved exactly by always running the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from cpipe.ir import Problem
 from cpipe.solve.chains import Chains
 
-__all__ = ["MAX_OPS", "one_machine_bounds"]
+__all__ = ["MAX_OPS", "one_machine_bounds", "preemptive_makespan"]
 
 MAX_OPS = 20_000
 """Problems with more ops are not worth the time: their loads dominate."""
@@ -42,18 +42,31 @@ def one_machine_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, 
                 jobs.append((forward_heads[stage][mb], f, trip - f + g + after))
                 jobs.append((ready, g, after))
                 jobs.append((ready + g, b - g, chains.reduce[stage]))
-        yield _preemptive(jobs), f"one-machine problem of device {owner.name}"
+        yield preemptive_makespan(jobs), f"one-machine problem of device {owner.name}"
 
 
 def _forward_heads(problem: Problem, chains: Chains) -> list[list[int]]:
-    """Earliest start of F(s, m): `head` plus m times the largest f or occupancy on the way."""
-    heads, spacing = [], 0
+    """Earliest start of F(s, m): when its parameters and its message are there and F(s, m - 1) has run.
+
+    Messages of one hop leave one occupancy apart; what waits for an all-gather meanwhile follows in a row.
+    """
+    n = problem.microbatches
+    heads: list[list[int]] = []
     for stage in range(problem.num_stages):
+        f = chains.forward[stage]
         if stage:
             hop = problem.forward_hops[stage - 1]
-            spacing = max(spacing, chains.forward[stage - 1], hop.occupancy_ns if hop else 0)
-        step = max(spacing, chains.forward[stage])
-        heads.append([chains.head[stage] + mb * step for mb in range(problem.microbatches)])
+            occupancy = hop.occupancy_ns if hop else 0
+            delay = chains.forward[stage - 1] + (hop.latency_ns if hop else 0) + occupancy
+            arrivals = [before + delay for before in heads[-1]]
+            for mb in range(1, n):
+                arrivals[mb] = max(arrivals[mb], arrivals[mb - 1] + occupancy)
+        else:
+            arrivals = [0] * n
+        own = [max(arrival, chains.gather[stage]) for arrival in arrivals]
+        for mb in range(1, n):
+            own[mb] = max(own[mb], own[mb - 1] + f)
+        heads.append(own)
     return heads
 
 
@@ -100,9 +113,20 @@ def _gradient_tails(problem: Problem, chains: Chains) -> list[list[int]]:
     return tails
 
 
-def _preemptive(jobs: list[Job]) -> int:
-    """Return the optimal makespan of the preemptive one-machine problem with heads and tails."""
-    jobs.sort()
+def preemptive_makespan(jobs: Iterable[Job]) -> int:
+    """Return the shortest makespan on one machine when a job may be interrupted.
+
+    Parameters
+    ----------
+    jobs
+        (head, length, tail) of each: it may start at its head, and takes its tail after it has left the machine.
+
+    Returns
+    -------
+    int
+        The makespan of always running the available job with the longest tail, which is the best that there is.
+    """
+    jobs = sorted(jobs)
     waiting: list[tuple[int, int]] = []  # (-tail, remaining)
     now, best, index = 0, 0, 0
     while index < len(jobs) or waiting:

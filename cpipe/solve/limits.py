@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from cpipe.errors import Diagnostic, UsageError
 from cpipe.ir.base import Frozen
 
 __all__ = ["SolveLimits", "TimeLimit"]
@@ -16,16 +17,27 @@ class TimeLimit:
     ----------
     seconds
         Time allowed [s], for all that it is handed to together.
+    asked
+        What the user asked for [s], where this is only a share of it.
+
+    Attributes
+    ----------
+    asked
+        For messages.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, asked: float | None = None) -> None:
+        self.asked = seconds if asked is None else asked
         self._deadline = time.monotonic() + seconds
 
     @property
     def remaining_s(self) -> float:
         """Time left [s], never negative."""
         return max(0.0, self._deadline - time.monotonic())
+
+    def share(self, attempts: int) -> TimeLimit:
+        """Return the limit of the next of `attempts` attempts that have the same time each."""
+        return TimeLimit(self.remaining_s / attempts, self.asked)
 
 
 class SolveLimits(Frozen, frozen=True, kw_only=True):
@@ -47,3 +59,25 @@ class SolveLimits(Frozen, frozen=True, kw_only=True):
     time_limit: TimeLimit | None = None
     seed: int = 0
     node_limit: int | None = None
+
+    def verify(self) -> None:
+        """Check the ranges.
+
+        Raises
+        ------
+        UsageError
+            Naming every limit that is out of its range.
+        """
+        seconds = 0.0 if self.time_limit is None else self.time_limit.asked
+        faults = [
+            Diagnostic(code="bad-limit", message=f"expected {rule}, got {value}")
+            for rule, value, holds in (
+                ("a max_gap in [0, 1)", self.max_gap, 0 <= self.max_gap < 1),
+                ("a time limit >= 0 s", seconds, seconds >= 0),
+                ("a seed in 0 .. 2^31 - 1", self.seed, 0 <= self.seed < 1 << 31),
+                ("a node limit in 0 .. 2^31 - 1", self.node_limit, 0 <= (self.node_limit or 0) < 1 << 31),
+            )
+            if not holds
+        ]
+        if faults:
+            raise UsageError(faults)

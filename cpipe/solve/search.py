@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from cpipe.ir import OpKind, Problem, Schedule
 from cpipe.ir.ops import KINDS
 from cpipe.sim import Simulator
-from cpipe.sim.memory import memory_steps, receive_reserve
+from cpipe.sim.memory import memory_rooms, memory_steps
 from cpipe.sim.tables import NO_SLOT, slot_of
+from cpipe.solve.merging import can_merge
 
 __all__ = ["LocalSearch"]
 
@@ -64,19 +65,8 @@ class LocalSearch:
         self._rng = random.Random(seed)
         self._expired = expired
         self._steps = memory_steps(problem)
-        self._fusible = [
-            stage.can_split and stage.full_backward_ns < stage.input_grad_ns + stage.weight_grad_ns
-            for stage in problem.stages
-        ]
-        reserve = receive_reserve(problem)
-        self._room = [
-            None
-            if device.capacity_bytes is None
-            else device.capacity_bytes
-            - reserve[index]
-            - sum(problem.stages[stage].static_bytes for stage in problem.stages_of(index))
-            for index, device in enumerate(problem.devices)
-        ]
+        self._fusible = [can_merge(problem, stage) for stage in problem.stages]
+        self._rooms = memory_rooms(problem)
 
     def improve(self, schedule: Schedule) -> tuple[int, Schedule]:
         """Return the best makespan [ns] and schedule found from `schedule`, which must not deadlock."""
@@ -205,7 +195,7 @@ class LocalSearch:
         return changed
 
     def _fits(self, device: int, order: Sequence[int]) -> bool:
-        room = self._room[device]
+        room = self._rooms[device]
         if room is None:
             return True
         steps, per_stage, level = self._steps, self._n * KINDS, 0
@@ -214,4 +204,4 @@ class LocalSearch:
             if level + during > room:
                 return False
             level += after
-        return level <= room
+        return True

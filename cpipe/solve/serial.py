@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cpipe.ir import OpKind, Problem, Schedule, encode_op
 from cpipe.ir.ops import KINDS
-from cpipe.sim.memory import memory_steps, receive_reserve
+from cpipe.sim.memory import memory_rooms, memory_steps
 
 __all__ = ["serial_schedule"]
 
@@ -19,13 +19,9 @@ def serial_schedule(problem: Problem) -> Schedule:
     device, a B frees all there is to free, and a W that fits only frees.
     """
     n = problem.microbatches
-    reserve = receive_reserve(problem)
     orders: list[tuple[int, ...]] = []
-    for device, owner in enumerate(problem.devices):
-        stages = problem.stages_of(device)
-        taken = sum(problem.stages[stage].static_bytes for stage in stages) + reserve[device]
-        room = None if owner.capacity_bytes is None else owner.capacity_bytes - taken
-        steps = list(_one_microbatch(problem, stages, room))
+    for device, room in enumerate(memory_rooms(problem)):
+        steps = list(_one_microbatch(problem, problem.stages_of(device), room))
         orders.append(tuple(encode_op(kind, stage, microbatch, n) for microbatch in range(n) for kind, stage in steps))
     return Schedule(orders=tuple(orders))
 

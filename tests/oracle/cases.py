@@ -29,7 +29,7 @@ def case(
     held: Numbers = 0,
     static: Numbers = 0,
     input_grad_transient: int = 0,
-    message: int = 1,
+    message: int = 0,
     window: int | None = None,
     reduce: Numbers | None = None,
     gather: Numbers | None = None,

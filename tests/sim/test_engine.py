@@ -61,12 +61,11 @@ def test_a_shared_pipe_serves_who_is_ready_first() -> None:
 
 def test_ties_on_a_shared_pipe_go_to_the_lower_device() -> None:
     """Two messages that are ready at the same time leave in device order."""
-    problem = case(2, [0, 1], forward=[1, 2], input_grad=[1, 1], occupancy=3, half_duplex=True)
-    line = "1F0 1B0 1F1 1B1"
-    timeline = simulate(problem, schedule(problem, "0F0 0F1 0B0 0B1", line))
-    starts = {(run.kind, run.microbatch): run.start_ns for run in timeline.messages}
-    assert starts["activation", 0] == 1
-    assert starts["activation", 1] == 4
+    problem = case(3, [0, 1], forward=[3, 1], full=[2, 1], occupancy=1, half_duplex=True)
+    timeline = simulate(problem, schedule(problem, "0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"))
+    runs = {(run.kind, run.microbatch): (run.ready_ns, run.start_ns) for run in timeline.messages}
+    assert runs["activation", 1] == (6, 6)
+    assert runs["gradient", 0] == (6, 7)
 
 
 def test_a_gate_holds_a_message_until_its_receive_is_posted() -> None:
@@ -86,6 +85,20 @@ def test_a_receive_window_holds_messages_back() -> None:
     orders = static_schedule("gpipe", problem)
     starts = [run.start_ns for run in simulate(problem, orders).messages if run.kind == "activation"]
     assert starts == [1, 5, 9]
+
+
+def test_a_window_waits_for_all_earlier_messages_of_the_channel() -> None:
+    """Messages that are read out of their order still open the window only when all before are read."""
+    problem = case(2, [0, 1, 0, 1], window=1)
+    orders = schedule(
+        problem,
+        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1",
+    )
+    runs = [run for run in simulate(problem, orders).messages if run.kind == "activation" and run.source == 0]
+    ends = {run.stage * 2 + run.microbatch: run.start_ns for run in runs}
+    assert ends[1] >= ends[0] + 1
+    assert ends[4] > ends[1]
 
 
 def test_collectives_run_beside_compute_one_at_a_time() -> None:

@@ -50,6 +50,15 @@ def test_the_window_sets_receive_buffers_aside() -> None:
     assert receive_reserve(replace(problem, receive_window=None)) == (10, 20, 10)
 
 
+def test_a_channel_reserves_its_largest_message() -> None:
+    """Two stages that send over one channel share its buffers: the largest message counts, not the last."""
+    problem = case(1, [0, 1, 0, 1], message=1)
+    hops = list(problem.forward_hops)
+    assert hops[0] is not None
+    hops[0] = replace(hops[0], message_bytes=Bytes(50))
+    assert receive_reserve(replace(problem, forward_hops=tuple(hops)))[1] == 51
+
+
 def test_fits_counts_the_reserve() -> None:
     """An order fits only with the receive buffers of its window."""
     problem = case(2, [0, 1], message=1, window=1, capacity=[2, 2])

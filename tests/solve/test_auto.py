@@ -8,12 +8,13 @@ import pytest
 from oracle.cases import case
 
 from cpipe.errors import NoSolutionError, UsageError
-from cpipe.ir import Problem
+from cpipe.ir import Problem, decode_op
 from cpipe.schedules import SCHEDULES, static_schedule
 from cpipe.sim import Simulator, simulate
 from cpipe.sim.memory import fits
 from cpipe.solve import METHODS, SolveLimits, TimeLimit, solve
 from cpipe.solve.methods import STATIC_METHODS
+from cpipe.solve.serial import serial_schedule
 
 
 def line(p: int, n: int, **costs: Any) -> Problem:
@@ -154,3 +155,57 @@ def test_progress_is_told_in_lines() -> None:
     solve(hard(), "auto", None, lines.append)
     assert any("bound" in line and "ms" in line for line in lines)
     assert any(line.startswith("milp") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (SolveLimits(max_gap=1.0), r"expected a max_gap in \[0, 1\), got 1.0"),
+        (SolveLimits(max_gap=-0.1), r"expected a max_gap in \[0, 1\), got -0.1"),
+        (SolveLimits(max_gap=float("nan")), r"expected a max_gap in \[0, 1\), got nan"),
+        (SolveLimits(seed=-1), r"expected a seed in 0 .. 2\^31 - 1, got -1"),
+        (SolveLimits(node_limit=1 << 31), r"expected a node limit in 0 .. 2\^31 - 1, got 2147483648"),
+        (SolveLimits(time_limit=TimeLimit(-1)), "expected a time limit >= 0 s, got -1"),
+    ],
+)
+def test_limits_out_of_range_are_refused(limits: SolveLimits, message: str) -> None:
+    """A limit that means nothing is a usage error, whoever calls; never an exception of the solver."""
+    with pytest.raises(UsageError, match=message) as caught:
+        solve(hard(), "auto", limits)
+    assert caught.value.diagnostics[0].code == "bad-limit"
+
+
+def test_a_static_schedule_that_is_proven_is_no_defeat_of_the_greedy() -> None:
+    """When a static schedule meets the bound the family does not run, and nothing is said against it."""
+    result = solve(line(1, 4, forward=10), "greedy")
+    assert (result.status, result.warnings) == ("optimal", ())
+
+
+def test_a_full_backward_is_tried_for_its_memory() -> None:
+    """Where D would hold more than F did and does not fit, B does: the family finds the proven optimum."""
+    problem = case(32, [0, 1, 2, 3], forward=20, input_grad=20, weight_grad=20, held=4, capacity=4)
+    result = solve(problem, "greedy")
+    assert {decode_op(op, 32).kind.name for order in result.schedule.orders for op in order} == {"F", "B"}
+    assert result.makespan_ns == 35 * 60
+
+
+def test_the_milp_refuses_what_is_too_large_at_once() -> None:
+    """A problem of thousands of ops is not even taken apart; the heuristics answer, with a warning."""
+    problem = line(16, 64, capacity=9, latency=1)
+    result = solve(problem, "milp", SolveLimits(max_gap=0.0, time_limit=TimeLimit(3)))
+    assert {warning.code for warning in result.warnings} >= {"milp-too-large"} or result.status == "optimal"
+
+
+def test_windows_are_kept_with_several_stages_per_device() -> None:
+    """Under a receive window the greedy still pipelines: far from one microbatch at a time."""
+    problem = case(12, [0, 1, 2, 0, 1, 2], forward=[3, 4, 3, 5, 3, 4], window=2, message=1)
+    serial = simulate(problem, serial_schedule(problem)).makespan_ns
+    assert solve(problem, "greedy").makespan_ns < serial / 2
+
+
+def test_known_orders_are_candidates() -> None:
+    """An order from a like problem is taken if nothing better is found."""
+    problem = hard()
+    known = solve(problem).schedule
+    again = solve(problem, "greedy-crosspipe", starts=(known,))
+    assert again.makespan_ns == 25

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 from oracle.cases import case
@@ -132,3 +134,43 @@ def test_more_memory_never_raises_a_bound() -> None:
         values.append(lower_bound(replace(problem, devices=devices)).value_ns)
     assert values == sorted(values, reverse=True)
     assert values[0] > values[-1]
+
+
+def test_an_all_gather_that_holds_up_a_stage_lets_messages_pile_up() -> None:
+    """What waits for the parameters follows in a row afterwards: the spacing of earlier stages is gone by then."""
+    problem = case(5, [0, 1], forward=[10, 1], gather=[0, 60], reduce=[0, 0])
+    assert lower_bound(problem).value_ns <= 75
+    small = replace(problem, microbatches=3)
+    optimum = shortest_makespan(small)
+    assert optimum == 69
+    assert lower_bound(small).value_ns <= optimum
+
+
+def test_no_bound_is_above_the_optimum_with_large_collectives() -> None:
+    """The same with gathers and reduces that dominate everything else, and with backwards of any price."""
+    draw = Random(7)
+    for _ in range(150):
+        placement = draw.choice(([0], [0, 1], [0, 1, 2], [0, 0], [0, 1, 0], [0, 1, 1]))
+        size = len(placement)
+
+        def numbers(most: int, count: int = size) -> list[int]:
+            return [draw.choice((0, draw.randint(0, most))) for _ in range(count)]
+
+        problem = case(
+            draw.randint(1, 4 if size < 3 else 2),
+            placement,
+            forward=numbers(8),
+            input_grad=numbers(8),
+            weight_grad=numbers(8),
+            full=numbers(20),
+            split=draw.random() < 0.7,
+            latency=numbers(9, size - 1),
+            occupancy=numbers(9, size - 1),
+            gather=numbers(60),
+            reduce=numbers(60),
+        )
+        optimum = shortest_makespan(problem)
+        assert optimum is not None
+        for value, reason in one_machine_bounds(problem, Chains(problem)):
+            assert value <= optimum, reason
+        assert lower_bound(problem).value_ns <= optimum

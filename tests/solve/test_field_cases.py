@@ -288,7 +288,7 @@ def test_posted_receives_count_in_memory() -> None:
 
 def test_the_wrap_link_of_a_loop_is_a_message_of_its_own() -> None:
     """A loop sends from its last device to its first; the hop costs like any other."""
-    problem = case(2, [0, 1, 0, 1], latency=5)
+    problem = case(2, [0, 1, 0, 1], latency=5, message=1)
     hops = [hop for hop in (*problem.forward_hops, *problem.backward_hops) if isinstance(hop, Hop)]
     assert {(hop.source, hop.target) for hop in hops} == {(0, 1), (1, 0)}
     assert all(hop.message_bytes == Bytes(1) for hop in hops)

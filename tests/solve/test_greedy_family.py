@@ -21,7 +21,7 @@ from cpipe.solve.greedy import NO_LIMIT, Knobs, ListScheduler
 
 def line(p: int, n: int, **costs: object) -> Problem:
     """Return p equal stages in line, everything held until W."""
-    return case(n, list(range(p)), held=1, **costs)  # type: ignore[arg-type]
+    return case(n, list(range(p)), held=1, message=0, **costs)  # type: ignore[arg-type]
 
 
 def knobs(problem: Problem, **changes: Any) -> Knobs:

@@ -11,14 +11,15 @@ from oracle.random_problems import random_problem, random_shared_problem
 
 from cpipe.ir import Bound, OpKind, Problem, Schedule, encode_op
 from cpipe.sim import DeadlockError, simulate
-from cpipe.sim.memory import fits, memory_peaks
+from cpipe.sim.memory import fits, memory_peaks, memory_rooms
+from cpipe.solve.jackson import preemptive_makespan
+from cpipe.solve.merging import can_merge
 from cpipe.solve.milp import count_binaries, solve_milp
 from cpipe.solve.milp.backend import Limits, run_solver
 from cpipe.solve.milp.build import build_network
-from cpipe.solve.milp.memory import budgets
 from cpipe.solve.milp.model import FAMILIES, Model
-from cpipe.solve.milp.network import can_merge, split_dominated
-from cpipe.solve.milp.onemachine import preemptive_makespan, resource_bound
+from cpipe.solve.milp.network import split_dominated
+from cpipe.solve.milp.onemachine import resource_bound
 from cpipe.solve.milp.orders import extract_schedule, start_vector
 from cpipe.solve.milp.precedence import ContradictionError, Precedence
 
@@ -175,8 +176,8 @@ def test_windows_settle_orders() -> None:
 def test_budget_leaves_out_static_bytes_and_receive_buffers() -> None:
     """What a device has for activations is its capacity less static bytes and the window's buffers."""
     problem = case(4, LINE, capacity=[20, 20, 20], static=[1, 2, 3], window=2, message=3)
-    assert budgets(problem) == (20 - 1 - 6, 20 - 2 - 12, 20 - 3 - 6)
-    assert budgets(case(4, LINE)) == (None, None, None)
+    assert memory_rooms(problem) == (20 - 1 - 6, 20 - 2 - 12, 20 - 3 - 6)
+    assert memory_rooms(case(4, LINE)) == (None, None, None)
 
 
 def test_merging_is_offered_only_where_it_can_win() -> None:

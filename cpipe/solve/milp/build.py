@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import gcd
 
 from cpipe.ir import Problem, Stage
-from cpipe.solve.milp.network import Edge, Merge, Network, Task, can_merge
+from cpipe.solve.merging import can_merge
+from cpipe.solve.milp.network import Edge, Merge, Network, Task
 
 __all__ = ["build_network"]
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cpipe.ir import Problem
-from cpipe.sim.memory import receive_reserve
 from cpipe.solve.milp.network import Network
 
-__all__ = ["Load", "Slot", "budgets", "loads", "slots_of"]
+__all__ = ["Load", "Slot", "loads", "slots_of"]
 
 
 class Load(NamedTuple):
@@ -64,22 +62,6 @@ class Slot(NamedTuple):
         if self.weight is None or after >> self.backward & 1:
             return self.activation
         return self.held if before >> self.backward & 1 else min(self.activation, self.held)
-
-
-def budgets(problem: Problem) -> tuple[int | None, ...]:
-    """Return what each device has left for activations and transients [bytes]; None without a limit.
-
-    Static bytes are taken off, and so are the receive buffers that `receive_window` allows.
-    """
-    reserve = receive_reserve(problem)
-    left: list[int | None] = []
-    for index, device in enumerate(problem.devices):
-        if device.capacity_bytes is None:
-            left.append(None)
-            continue
-        static = sum(problem.stages[stage].static_bytes for stage in problem.stages_of(index))
-        left.append(device.capacity_bytes - static - reserve[index])
-    return tuple(left)
 
 
 def loads(network: Network) -> dict[int, Load]:

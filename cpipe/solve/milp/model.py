@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cpipe.solve.milp.memory import budgets, loads, slots_of
+from cpipe.sim.memory import memory_rooms
+from cpipe.solve.milp.memory import loads, slots_of
 from cpipe.solve.milp.network import Network
 from cpipe.solve.milp.precedence import Precedence, bits
 
@@ -200,7 +201,7 @@ class Model:
     def _memory(self) -> None:
         """Whatever q allocates fits: sum over a of after_a x_aq + during_q + merged_q z_q <= budget, in order alone."""
         load = loads(self.network)
-        for device, budget in enumerate(budgets(self.network.problem)):
+        for device, budget in enumerate(memory_rooms(self.network.problem)):
             if budget is None:
                 continue
             slots = slots_of(self.network, device)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from cpipe.ir import OpKind, Problem, Schedule, Stage, decode_op, encode_op
+from cpipe.ir import OpKind, Problem, Schedule, decode_op, encode_op
+from cpipe.solve.merging import can_merge
 
-__all__ = ["Edge", "Merge", "Network", "Task", "can_merge", "op_id", "split_dominated"]
+__all__ = ["Edge", "Merge", "Network", "Task", "op_id", "split_dominated"]
 
 TaskKind = Literal["F", "D", "W", "message", "gather", "reduce"]
 
@@ -104,19 +105,6 @@ class Network:
         """Return an upper bound on the shortest makespan, met when nothing overlaps [units]."""
         work = sum(task.duration for task in self.tasks) + sum(sum(merge) for merge in self.merges.values())
         return work + sum(edge.delay for edge in self.edges)
-
-
-def can_merge(problem: Problem, stage: Stage) -> bool:
-    """Return whether B can be better than D and W on a stage that can split.
-
-    B must cost less than D + W; or the device has a memory limit and D holds more than F did, so that B takes less
-    memory. Otherwise D directly followed by W is never worse than B.
-    """
-    if not stage.can_split:
-        return False
-    limited = problem.devices[stage.device].capacity_bytes is not None
-    cheaper = stage.full_backward_ns < stage.input_grad_ns + stage.weight_grad_ns
-    return cheaper or (limited and stage.held_bytes > stage.activation_bytes)
 
 
 def split_dominated(problem: Problem, schedule: Schedule) -> Schedule:

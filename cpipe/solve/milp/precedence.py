@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cpipe.solve.milp.memory import Slot, budgets, loads, slots_of
+from cpipe.sim.memory import memory_rooms
+from cpipe.solve.milp.memory import Slot, loads, slots_of
 from cpipe.solve.milp.network import Network
 
 __all__ = ["ContradictionError", "Precedence", "bits"]
@@ -162,7 +163,7 @@ class Precedence:
     def _follow_memory(self) -> bool:
         changed = False
         load = loads(self.network)
-        for device, budget in enumerate(budgets(self.network.problem)):
+        for device, budget in enumerate(memory_rooms(self.network.problem)):
             if budget is None:
                 continue
             slots = slots_of(self.network, device)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, isfinite
 
-from msgspec.structs import replace
-
 from cpipe.errors import Diagnostic, NoSolutionError
 from cpipe.ir import Bound, Problem, Schedule
 from cpipe.sim import DeadlockError, simulate
@@ -47,10 +45,10 @@ def count_binaries(problem: Problem, upper_bound_ns: int) -> int:
     int
         The exact number; for problems of more than 800 compute ops an estimate from above, in no time.
     """
-    counts = [0] * problem.num_devices
-    for stage in problem.stages:
-        counts[stage.device] += problem.microbatches * (3 if stage.can_split else 2)
-    if sum(counts) > _MAX_COUNTED_OPS:
+    if _num_ops(problem) > _MAX_COUNTED_OPS:
+        counts = [0] * problem.num_devices
+        for stage in problem.stages:
+            counts[stage.device] += problem.microbatches * (3 if stage.can_split else 2)
         return sum(count * (count - 1) // 2 for count in counts)
     network = build_network(problem)
     try:
@@ -117,6 +115,8 @@ def solve_milp(
     if usable and timeline.makespan_ns <= lower_bound.value_ns:
         return MilpOutcome(schedule=start, dual_bound_ns=lower_bound.value_ns, solver_status="not_run")
     kept = start if usable else None
+    if _num_ops(problem) > _MAX_COUNTED_OPS:
+        return _too_large(kept, lower_bound, count_binaries(problem, timeline.makespan_ns), max_binaries, say)
     # an order that does not fit bounds nothing: fall back on what no best schedule exceeds
     upper = timeline.makespan_ns // network.unit_ns if usable else network.serial_length()
     lower = -(-lower_bound.value_ns // network.unit_ns)
@@ -127,9 +127,7 @@ def solve_milp(
         return given
     binaries = precedence.num_binaries()
     if binaries > max_binaries:
-        say(f"milp: {binaries} binaries are too many (at most {max_binaries})")
-        warning = _warning("milp-too-large", f"the model would have {binaries} binaries, at most {max_binaries}")
-        return replace(given, solver_status="too_large", binaries=binaries, warnings=(warning,))
+        return _too_large(kept, lower_bound, binaries, max_binaries, say)
     lower = max(lower, resource_bound(precedence))
     model = Model(network, precedence, lower, families)
     say(f"milp: {binaries} binaries, {model.num_rows} rows")
@@ -139,6 +137,25 @@ def solve_milp(
         vector = None
     raw = run_solver(model.lp, model.columns, vector, limits, _reporter(say, model))
     return _judge(problem, model, raw, kept, lower_bound)
+
+
+def _num_ops(problem: Problem) -> int:
+    return sum(problem.microbatches * (3 if stage.can_split else 2) for stage in problem.stages)
+
+
+def _too_large(
+    kept: Schedule | None, lower_bound: Bound, binaries: int, most: int, say: Callable[[str], None]
+) -> MilpOutcome:
+    """Return the start untouched: the model is too large to be built, let alone solved."""
+    say(f"milp: {binaries} binaries are too many (at most {most})")
+    warning = _warning("milp-too-large", f"the model would have {binaries} binaries, at most {most}")
+    return MilpOutcome(
+        schedule=kept,
+        dual_bound_ns=lower_bound.value_ns,
+        solver_status="too_large",
+        binaries=binaries,
+        warnings=(warning,),
+    )
 
 
 def _limits(model: Model, node_limit: int, time_limit: float | None, seed: int) -> Limits:

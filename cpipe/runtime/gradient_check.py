@@ -1,0 +1,149 @@
+"""Compare the gradients of a pipeline with those of one process that does the same sums in the same order.
+
+On CPU they must be equal bit by bit: the same kernels see the same numbers, and a stage's microbatches are added up in
+the order of its W and B in the plan. Elsewhere kernels may add up in an order of their own, so a small relative
+difference is let pass. A stage that draws random numbers as it runs (dropout) cannot be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpipe.ir import Plan
+from cpipe.runtime.models import PipelineModel
+
+__all__ = ["Gradients", "StageCheck", "accumulation_orders", "check_stage", "reference_gradients"]
+
+_ACCELERATOR_TOLERANCE = 1e-5
+
+Gradients = dict[str, Tensor | None]
+"""By name of the parameter; None where nothing depends on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCheck:
+    """How the gradients of one stage compare.
+
+    Attributes
+    ----------
+    stage
+        Which.
+    equal
+        Whether they pass: equal bit by bit on CPU.
+    max_abs_difference
+        Over all elements of all parameters; infinite when one side has no gradient or another shape.
+    parameter
+        Where that is; empty when nothing differs.
+    """
+
+    stage: int
+    equal: bool
+    max_abs_difference: float
+    parameter: str = ""
+
+
+def accumulation_orders(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return, for each stage, its microbatches in the order in which their gradients are added up."""
+    orders: dict[int, list[int]] = {stage: [] for stage in range(plan.problem.stages)}
+    for program in plan.ranks:
+        for op in program.ops:
+            if op.op in ("W", "B") and op.stage is not None and op.mb is not None:
+                orders[op.stage].append(op.mb)
+    return {stage: tuple(order) for stage, order in orders.items()}
+
+
+def reference_gradients(
+    model: PipelineModel, orders: Mapping[int, Sequence[int]], step: int, device: torch.device
+) -> dict[int, Gradients]:
+    """Run all stages in this process, one microbatch after the other, and add up the gradients.
+
+    Parameters
+    ----------
+    model
+        A fresh instance.
+    orders
+        As `accumulation_orders` returns them; its keys are all stages.
+    step
+        The iteration whose inputs and targets are used.
+    device
+        Where to run.
+
+    Returns
+    -------
+    dict
+        For each stage the sum of the gradients over its microbatches.
+    """
+    stages = [model.stage(stage).to(device) for stage in sorted(orders)]
+    inputs, targets = model.inputs(step), model.targets(step)
+    sums = [_Sum(module, orders[stage]) for stage, module in enumerate(stages)]
+    for mb, (value, target) in enumerate(zip(inputs, targets, strict=True)):
+        hidden: Any = _moved(value, device)
+        for module in stages:
+            hidden = module(*hidden) if isinstance(hidden, tuple) else module(hidden)
+        loss = model.loss_fn(hidden, _moved(target, device))
+        gradients = iter(torch.autograd.grad(loss, [p for s in sums for p in s.parameters], allow_unused=True))
+        for total in sums:
+            total.add(mb, [next(gradients) for _ in total.parameters])
+    return {stage: total.gradients() for stage, total in enumerate(sums)}
+
+
+def check_stage(stage: int, actual: Gradients, expected: Gradients) -> StageCheck:
+    """Compare the gradients of a stage, parameter by parameter."""
+    worst, where, passed = 0.0, "", True
+    for name in sorted(actual.keys() | expected.keys()):
+        difference, fits = _compare(actual.get(name), expected.get(name))
+        passed = passed and fits
+        if difference > worst:
+            worst, where = difference, name
+    return StageCheck(stage=stage, equal=passed, max_abs_difference=worst, parameter=where)
+
+
+class _Sum:
+    """Adds up one stage's gradients in a given order of microbatches, whatever the order in which they come."""
+
+    def __init__(self, module: nn.Module, order: Sequence[int]) -> None:
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.parameters = [parameter for _, parameter in named]
+        self._names = [name for name, _ in named]
+        self._order = list(order)
+        self._early: dict[int, Sequence[Tensor | None]] = {}
+        self._total: list[Tensor | None] = [None] * len(named)
+
+    def add(self, mb: int, gradients: Sequence[Tensor | None]) -> None:
+        """Take the gradients of one microbatch; add what is due."""
+        self._early[mb] = gradients
+        while self._order and self._order[0] in self._early:
+            for index, gradient in enumerate(self._early.pop(self._order.pop(0))):
+                total = self._total[index]
+                if gradient is not None:
+                    self._total[index] = gradient.clone() if total is None else total.add_(gradient)
+
+    def gradients(self) -> Gradients:
+        """Return the sums by name."""
+        return dict(zip(self._names, self._total, strict=True))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return tuple(part.to(device) for part in value) if isinstance(value, tuple | list) else value.to(device)
+
+
+def _compare(actual: Tensor | None, expected: Tensor | None) -> tuple[float, bool]:
+    """Return the largest difference of two gradients, and whether it passes; a NaN never does."""
+    if expected is None and (actual is None or not actual.any()):
+        return 0.0, True  # a flat buffer has zeros where nothing depends on a parameter
+    if actual is None or expected is None:
+        return float("inf"), False
+    if actual.shape != expected.shape:
+        return float("inf"), False
+    if torch.equal(actual, expected):
+        return 0.0, True
+    difference = float((actual.double() - expected.double()).abs().max())
+    if difference != difference:
+        return float("inf"), False
+    scale = 0.0 if actual.device.type == "cpu" else _ACCELERATOR_TOLERANCE * float(expected.abs().max())
+    return difference, difference <= scale

@@ -1,0 +1,138 @@
+"""Tests of cpipe.runtime.models: what a factory gives, and what the sleep model sleeps."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs the extra cpipe[torch]")
+
+import torch
+from helpers import plan_of
+from sample_plans import make_problem, one_f_one_b
+
+from cpipe.errors import UsageError
+from cpipe.ir import Plan
+from cpipe.runtime.autograd import ForwardPass
+from cpipe.runtime.models import Job, SleepModel, TransformerModel, load_factory
+
+MS = 1e-3
+
+
+def plan(*, split: bool) -> Plan:
+    """Return 1F1B of two ranks: F 2 ms, D 2 ms, W 1 ms, B 3 ms."""
+    problem = make_problem(2, 3)
+    return plan_of(problem, one_f_one_b(problem, split=split))
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Sleep no more; note how long it would have been [s]."""
+    naps: list[float] = []
+    monkeypatch.setattr("time.sleep", naps.append)
+    return naps
+
+
+@pytest.mark.parametrize("factory", ["transformer", "sleep"])
+def test_stages_come_out_the_same(factory: str) -> None:
+    """A stage has the same parameters at each call, and others with another seed or number."""
+    job = Job(num_stages=3, microbatches=2, seed=1, plan=plan(split=True))
+
+    def weights(seed: int, stage: int) -> list[float]:
+        model = load_factory(factory)(Job(num_stages=3, microbatches=2, seed=seed, plan=job.plan))
+        return torch.cat([item.flatten() for item in model.stage(stage).parameters()]).tolist()[-50:]
+
+    assert weights(1, 1) == weights(1, 1) != weights(1, 0)
+    if factory == "transformer":
+        assert weights(1, 1) != weights(2, 1)
+
+
+def test_random_state_is_left_alone() -> None:
+    """Building a stage does not move the random numbers of its process."""
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    TransformerModel(Job(num_stages=2, microbatches=2)).stage(0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_inputs_and_targets() -> None:
+    """There is one input and one target a microbatch; the target is the token that follows; steps differ."""
+    model = TransformerModel(Job(num_stages=2, microbatches=3))
+    inputs, targets = model.inputs(0), model.targets(0)
+    assert len(inputs) == len(targets) == 3
+    assert torch.equal(inputs[0][:, 1:], targets[0][:, :-1])
+    assert not torch.equal(inputs[0], inputs[1])
+    assert not torch.equal(inputs[0], model.inputs(1)[0])
+
+
+def test_transformer_runs_from_tokens_to_loss() -> None:
+    """The stages fit together, and the loss of fresh weights is near that of guessing."""
+    model = TransformerModel(Job(num_stages=3, microbatches=1))
+    hidden = model.inputs(0)[0]
+    for stage in range(3):
+        hidden = model.stage(stage)(hidden)
+    assert hidden.shape == (2, 16, 64)
+    assert 3.5 < float(model.loss_fn(hidden, model.targets(0)[0]).detach()) < 5.0
+
+
+def test_sleep_by_split_ops(slept: list[float]) -> None:
+    """F, D and W sleep as long as the plan says, scaled, each in its own op."""
+    stage = SleepModel(Job(num_stages=2, microbatches=3, plan=plan(split=True), time_scale=0.5)).stage(1)
+    value = torch.rand(4, 4, requires_grad=True)
+    output = stage(value)
+    assert slept == [1 * MS]
+    backward = ForwardPass((value,), (output,))
+    backward.input_grad((torch.ones_like(output),))
+    assert slept == [1 * MS, 1 * MS]
+    backward.weight_grad()
+    assert slept == [1 * MS, 1 * MS, 0.5 * MS]
+
+
+def test_sleep_by_whole_backward(slept: list[float]) -> None:
+    """B sleeps its own time, which need not be that of D and W."""
+    stage = SleepModel(Job(num_stages=2, microbatches=3, plan=plan(split=False))).stage(1)
+    value = torch.rand(4, 4, requires_grad=True)
+    output = stage(value)
+    ForwardPass((value,), (output,)).full_backward((torch.ones_like(output),))
+    assert sum(slept) == pytest.approx(5 * MS)
+
+
+def test_first_stage_sleeps_in_its_weight_gradient(slept: list[float]) -> None:
+    """The first stage has no input gradient: D sleeps nothing and W what both would."""
+    stage = SleepModel(Job(num_stages=2, microbatches=3, plan=plan(split=True))).stage(0)
+    output = stage(torch.rand(4, 4))
+    backward = ForwardPass((), (output,))
+    backward.input_grad((torch.ones_like(output),))
+    assert slept == [2 * MS]
+    backward.weight_grad()
+    assert slept == [2 * MS, 3 * MS]
+
+
+def test_sleep_needs_a_plan() -> None:
+    """Without a plan there is nothing to sleep by."""
+    with pytest.raises(UsageError, match="the sleep model needs a plan to sleep by"):
+        load_factory("sleep")(Job(num_stages=2, microbatches=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "expected one of transformer, sleep, or MODULE:FACTORY, got 'nothing'"),
+        ("toy_models:", "expected one of transformer, sleep, or MODULE:FACTORY, got 'toy_models:'"),
+        ("no_such.module:make", r"there is no module 'no_such\.module'"),
+        ("toy_models:nothing", "module 'toy_models' has no function 'nothing'"),
+        ("toy_models:WIDTH", "module 'toy_models' has no function 'WIDTH'"),
+    ],
+)
+def test_unknown_factory(name: str, message: str) -> None:
+    """A factory that does not exist is a fault of the call, with what was looked for."""
+    with pytest.raises(UsageError, match=message):
+        load_factory(name)
+
+
+def test_import_error_inside_a_model_is_its_own(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is there but imports one that is not fails as Python says, not as a wrong name."""
+    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")  # type: ignore[operator]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load_factory("needs_more:make")
