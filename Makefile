@@ -13,13 +13,15 @@ DEMO ?= plans/m70-2dc-lat2-bw2-1x/profile.json
 CASES ?= $(sort $(dir $(wildcard plans/*/plan.json)))
 SCHEMAS := profile plan report
 PYTEST_ARGS ?=
+# The torch that the runtime tests run on; a CPU build does, name one with TORCH=... where this pulls a large one.
+TORCH ?= torch==2.13.0
 BENCH_ARGS ?=
 
 # Stamps: what is installed in the environment, made again when pyproject.toml changes.
 CORE := $(VENV)/.cpipe-core
 DEV := $(VENV)/.cpipe-dev
 
-.PHONY: help venv dev demo test test-fast check fmt lint types imports schemas schemas-fresh pins pins-update readme golden bench tables clean
+.PHONY: help venv dev demo test test-fast check fmt lint types imports schemas schemas-fresh pins pins-update readme golden bench bench-runtime tables clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,10 +39,12 @@ $(CORE): pyproject.toml | $(BIN)/python
 	@$(PIP) --editable .
 	@touch $@
 
-$(DEV): pyproject.toml | $(BIN)/python
+# After CORE, never beside it: two pips at once would break the environment.
+$(DEV): pyproject.toml | $(CORE)
 	@echo "installing cpipe and its development tools into $(VENV)"
-	@$(PIP) --editable '.[dev]'
-	@touch $(CORE) $@
+	@$(PIP) $(TORCH)
+	@$(PIP) --editable '.[dev,torch]'
+	@touch $@
 
 venv: $(CORE) ## Create .venv with cpipe and what it needs to run
 
@@ -119,6 +123,9 @@ readme: $(DEV) ## Run the commands of the README in a copy of the repository
 
 bench: $(CORE) ## Measure quality and speed (BENCH_ARGS="--quick --json FILE")
 	PYTHONPATH=tests $(BIN)/python -m bench.run $(BENCH_ARGS)
+
+bench-runtime: $(DEV) ## Compare predicted with measured step times on this machine (minutes)
+	PYTHONPATH=tests $(BIN)/python -m bench.runtime $(BENCH_ARGS)
 
 tables: $(CORE) ## Compare the model with Tables 5 and 6 of CrossPipe
 	PYTHONPATH=tests $(BIN)/python -m bench.tables

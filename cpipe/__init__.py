@@ -1,12 +1,15 @@
 """cpipe compiles a measured pipeline profile into a proven schedule and a plan that a runtime executes.
 
-The whole library in four names::
+The whole library in six names::
 
     import cpipe
 
     profile = cpipe.load_profile("profile.json")
     plan = cpipe.solve(profile, method="auto")
-    problems = cpipe.validate(plan)
+    faults = cpipe.validate(plan, profile)
+    timeline = cpipe.simulate(plan, profile)
+    cpipe.save_plan(plan, "plan.json")
+    plan = cpipe.load_plan("plan.json")
 
 Nothing is imported before it is used: ``import cpipe`` loads no solver, no torch and no command line.
 """
@@ -18,19 +21,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpipe.ir.plan import Plan
-    from cpipe.plan import load_plan, validate
+    import os
+
+    from cpipe.errors import Diagnostic
+    from cpipe.ir import Plan, Problem, Timeline
+    from cpipe.plan import load_plan
     from cpipe.profile import Profile, load_profile
 
     def solve(profile: Profile, **options: Any) -> Plan:
         """Search the order of operations that finishes soonest; see `_solve`."""
 
 
-__all__ = ["__version__", "load_plan", "load_profile", "solve", "validate"]
+__all__ = ["__version__", "load_plan", "load_profile", "save_plan", "simulate", "solve", "validate"]
 
 __version__ = "0.1.0"
 
-_LAZY = {"load_plan": "cpipe.plan", "load_profile": "cpipe.profile", "validate": "cpipe.plan"}
+_LAZY = {"load_plan": "cpipe.plan", "load_profile": "cpipe.profile"}
 
 
 def _solve(profile: Profile, **options: Any) -> Plan:
@@ -60,11 +66,68 @@ def _solve(profile: Profile, **options: Any) -> Plan:
     cpipe.errors.NoSolutionError
         Nothing acceptable was found within the limits.
     TypeError
-        An option does not exist.
+        `profile` is no profile, or an option does not exist.
     """
+    if not _is_profile(profile):
+        raise TypeError(f"expected a Profile, as cpipe.load_profile returns, got {type(profile).__name__}")
     compiler = import_module("cpipe.compiler")
     plan: Plan = compiler.compile_profile(profile, compiler.SolveOptions(**options)).plan
     return plan
+
+
+def validate(
+    plan: Plan, against: Profile | Problem | None = None, *, transport: str = "channels"
+) -> tuple[Diagnostic, ...]:
+    """Check a plan; see `cpipe.plan.validate`.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    against
+        The profile (or problem) that it is for: costs, memory and claims are then checked too.
+    transport
+        The queue model that it will run on.
+
+    Returns
+    -------
+    tuple of Diagnostic
+        Every fault; empty when the plan is valid.
+    """
+    problem = import_module("cpipe.compiler").problem_for_plan(plan, against) if _is_profile(against) else against
+    faults: tuple[Diagnostic, ...] = import_module("cpipe.plan").validate(plan, problem, transport=transport)
+    return faults
+
+
+def simulate(plan: Plan, profile: Profile) -> Timeline:
+    """Replay a plan's program on a profile, its own or another of the same sizes.
+
+    Returns
+    -------
+    Timeline
+        Start and end of every op and message [ns].
+
+    Raises
+    ------
+    cpipe.errors.InputError
+        The plan is not for this kind of job.
+    cpipe.sim.DeadlockError
+        The program cannot finish.
+    """
+    compiler = import_module("cpipe.compiler")
+    timeline: Timeline = compiler.simulate_plan(plan, compiler.problem_for_plan(plan, profile))
+    return timeline
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a plan as its canonical text: all of it or nothing, with ordinary permissions.
+
+    Raises
+    ------
+    cpipe.errors.UsageError
+        The file cannot be written.
+    """
+    import_module("cpipe.cli.files").OutputFile(str(path), []).write(import_module("cpipe.plan").encode_plan(plan))
 
 
 class CallablePackage(ModuleType):
@@ -73,6 +136,11 @@ class CallablePackage(ModuleType):
     def __call__(self, profile: Profile, **options: Any) -> Plan:
         """Solve a profile; see `cpipe._solve`."""
         return _solve(profile, **options)
+
+
+def _is_profile(value: object) -> bool:
+    profile: type[Profile] = import_module("cpipe.profile").Profile
+    return isinstance(value, profile)
 
 
 def __getattr__(name: str) -> Any:

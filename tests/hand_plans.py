@@ -67,7 +67,14 @@ def hand_plan(
             microbatches=microbatches,
             placement=tuple(placement),
         ),
-        claims=Claims(makespan_ns=makespan_ns, lower_bound_ns=0, proved_by="bound", peak_bytes=(0,) * len(programs)),
+        claims=Claims(
+            makespan_ns=makespan_ns,
+            lower_bound_ns=0,
+            proved_by="bound",
+            peak_bytes=tuple(
+                sum(window for _, target, _, window in channels if target == rank) for rank in range(len(programs))
+            ),
+        ),
         channels=tuple(
             Channel(id=index, source=source, target=target, carries=carries, message_bytes=1, window=window)
             for index, (source, target, carries, window) in enumerate(channels)

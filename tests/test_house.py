@@ -273,6 +273,13 @@ def test_make_explains_its_targets() -> None:
     assert phony == explained
 
 
+def test_make_runs_one_pip_at_a_time() -> None:
+    """The development tools are installed after the core, so that `make -j2 venv dev` never runs two pips at once."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (prerequisites,) = re.findall(r"^\$\(DEV\):(.*)$", text, flags=re.MULTILINE)
+    assert "$(CORE)" in prerequisites.split()
+
+
 def test_dependencies_have_reasons() -> None:
     """Every dependency in pyproject.toml has its reason beside it, and its version has an upper bound."""
     data = project()["project"]

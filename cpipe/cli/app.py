@@ -13,17 +13,21 @@ from typing import Annotated
 import typer
 
 from cpipe import __version__
+from cpipe.cli.exit_codes import INTERNAL_ERROR, INTERRUPTED
+from cpipe.cli.export import export
+from cpipe.cli.import_ import import_
+from cpipe.cli.profile import profile
+from cpipe.cli.run import run
 from cpipe.cli.schema import schema
 from cpipe.cli.show import show
 from cpipe.cli.simulate import simulate
 from cpipe.cli.solve import solve
+from cpipe.cli.streams import open_standard_streams, refusal
 from cpipe.cli.validate import validate
 
 __all__ = ["COMMANDS", "app", "main"]
 
-_INTERRUPTED = 130
-
-COMMANDS = (solve, validate, simulate, show, schema)
+COMMANDS = (solve, validate, simulate, show, export, import_, profile, run, schema)
 
 app = typer.Typer(
     name="cpipe",
@@ -58,7 +62,7 @@ for _command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code (see `cpipe.cli.failures`).
+    """Run the command line and return its exit code (see `cpipe.cli.exit_codes`).
 
     Parameters
     ----------
@@ -67,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         arguments = sys.argv[1:]
+        open_standard_streams()
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe ends us quietly, with 141
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -76,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = typer.main.get_command(app).main(args=rest, prog_name="cpipe", standalone_mode=False)
         sys.stdout.flush()
-        if status == _INTERRUPTED:  # typer's own ending of Ctrl-C
+        if status == INTERRUPTED:  # typer's own ending of Ctrl-C
             raise KeyboardInterrupt
     except SystemExit:
         raise
@@ -86,9 +91,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: BaseException, options: Sequence[str]) -> int:
+    """Report `error`; return the exit code. Whatever goes wrong on the way is a bug of ours, and says so."""
+    try:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and _is_of_echo(error):
+            error = refusal(error)
+        return _report(error, options)
+    except Exception as bug:
+        from cpipe.cli.printer import Printer
+
+        Printer().note(f"error: internal error: {type(bug).__name__} while reporting an error [internal-error]")
+        return INTERNAL_ERROR
+
+
+def _is_of_echo(error: BaseException) -> bool:
+    """Return whether `error` came out of typer's own writing, of help or version; ours says itself what went wrong."""
+    from traceback import walk_tb
+
+    return any(frame.f_code is typer.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
+def _report(error: BaseException, options: Sequence[str]) -> int:
     """Report `error` on stderr, and on stdout too when JSON was asked for; return the exit code."""
     from cpipe.cli.failures import failure_of
     from cpipe.cli.printer import Printer
+    from cpipe.errors import UsageError
 
     names = [command.__name__ for command in COMMANDS]
     command = next((option for option in options if option in names), None)
@@ -97,10 +123,13 @@ def _fail(error: BaseException, options: Sequence[str]) -> int:
     if "--traceback" in options:
         from traceback import format_exception
 
-        sys.stderr.write("".join(format_exception(error)))
+        printer.note("".join(format_exception(error)).rstrip("\n"))
     printer.errors(failure.diagnostics, failure.hint)
     if "--json" in options and failure.diagnostics:
         from cpipe.report.document import failure_report
 
-        printer.document(failure_report(command, failure.status, failure.diagnostics, failure.hint))
+        try:
+            printer.document(failure_report(command, failure.status, failure.diagnostics, failure.hint))
+        except UsageError as refused:  # nobody can read the document, but the exit code remains
+            printer.errors(refused.diagnostics)
     return failure.exit_code

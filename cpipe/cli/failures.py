@@ -1,19 +1,4 @@
-"""From an exception to what the user sees: exit code, status, one line per fault and a hint.
-
-====  ==============================================
-code  meaning
-====  ==============================================
-0     done, the answer is yes
-1     done, the answer is no
-2     usage
-3     an input cannot be read or is not valid
-4     proven infeasible
-5     no acceptable answer within the limits
-70    a bug of cpipe
-130   interrupted
-141   nobody reads standard output any more
-====  ==============================================
-"""
+"""From an exception to what the user sees: exit code, status, one line per fault and a hint."""
 
 from __future__ import annotations
 
@@ -22,18 +7,14 @@ from typing import NamedTuple
 
 import typer
 
+from cpipe.cli.exit_codes import BROKEN_PIPE, INTERNAL_ERROR, INTERRUPTED, USAGE
 from cpipe.errors import CpipeError, Diagnostic
 
-__all__ = ["INTERNAL_ERROR", "Failure", "failure_of"]
-
-USAGE = 2
-INTERNAL_ERROR = 70
-INTERRUPTED = 130
-BROKEN_PIPE = 141
+__all__ = ["Failure", "failure_of"]
 
 
 class Failure(NamedTuple):
-    """How a command ended that did not end well; see the table of the module for `exit_code`."""
+    """How a command ended that did not end well; see `cpipe.cli.exit_codes`."""
 
     exit_code: int
     status: str

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cpipe.errors import Diagnostic
 
-__all__ = ["PLACEMENTS", "SCHEMAS", "TRANSPORTS", "check_choice", "check_solve_options"]
+__all__ = ["SCHEMAS", "check_choice", "check_ranges", "check_solve_options"]
 
-PLACEMENTS = ("profile", "ud", "loop", "wave", "auto")
-TRANSPORTS = ("channels", "gloo", "nccl-pair", "nccl-rank", "nccl-dir2")
 SCHEMAS = ("profile", "plan", "report")
 _MAX_SEED = 2**31 - 1  # what solvers take
 
@@ -22,6 +20,7 @@ def check_solve_options(
     method: str,
     methods: Collection[str],
     placement: str,
+    placements: Collection[str],
     max_gap: float,
     time_limit: float | None,
     seed: int,
@@ -36,7 +35,7 @@ def check_solve_options(
     """
     faults = [
         *_choice("--method", method, methods),
-        *_choice("--placement", placement, PLACEMENTS),
+        *_choice("--placement", placement, placements),
         *_range("--max-gap", max_gap, 0 <= max_gap < 1, "a share in [0, 1)"),
         *_range("--seed", seed, 0 <= seed <= _MAX_SEED, f"a number in [0, {_MAX_SEED}]"),
     ]
@@ -56,6 +55,17 @@ def check_choice(option: str, value: str, allowed: Collection[str]) -> None:
         Naming what is allowed, and what was probably meant.
     """
     _raise(list(_choice(option, value, allowed)))
+
+
+def check_ranges(checks: Iterable[tuple[str, float, bool, str]]) -> None:
+    """Check numbers, all at once: each entry is (option, value, whether it fits, what is expected).
+
+    Raises
+    ------
+    UsageError
+        With one diagnostic per number that does not fit.
+    """
+    _raise([fault for check in checks for fault in _range(*check)])
 
 
 def _raise(faults: list[Diagnostic]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
+
+from cpipe.cli.streams import give_up, refusal
 
 if TYPE_CHECKING:
     from cpipe.errors import Diagnostic
@@ -56,12 +58,34 @@ class Printer:
     def note(self, text: str) -> None:
         """Write text to stderr, unless quiet."""
         if not self._quiet:
-            _write(sys.stderr, text)
+            _tell(text)
 
     def progress(self, text: str) -> None:
         """Write a line on how the work goes to stderr, if verbose."""
         if self._verbose:
             _write_line(text)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Callable[[str], None]]:
+        """Give a function that shows how the work goes.
+
+        If verbose, each text is a line. Else, when stderr is a terminal that can, the last text stands in one line
+        there while the block runs, and nothing of it stays; unless quiet.
+        """
+        if self._quiet or self._verbose or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+            yield self.progress
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        from cpipe.report.terminal import printable
+
+        def line(text: str) -> Text:
+            return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+        console = Console(stderr=True, markup=False, highlight=False)
+        with console.status(line("searching")) as status:
+            yield lambda text: status.update(line(text))
 
     def warnings(self, diagnostics: Iterable[Diagnostic]) -> None:
         """Write one line per warning to stderr, unless quiet."""
@@ -84,18 +108,21 @@ def _refusals_reported() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from cpipe.errors import UsageError
-
-        # What is still buffered would fail again when the interpreter exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        message = f"standard output cannot be written: {error.strerror or error}"
-        raise UsageError(message, code="output-not-writable") from error
+        raise refusal(error) from error
 
 
 def _write_line(text: str) -> None:
     from cpipe.report.terminal import printable
 
-    _write(sys.stderr, printable(text))
+    _tell(printable(text))
+
+
+def _tell(text: str) -> None:
+    """Write `text` to stderr; when that cannot be written there is nowhere left to say so."""
+    try:
+        _write(sys.stderr, text)
+    except OSError:
+        give_up(sys.stderr)
 
 
 def _write(stream: TextIO, text: str) -> None:

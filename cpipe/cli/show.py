@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cpipe.cli.options import check_ranges
 from cpipe.cli.printer import Printer
 
 __all__ = ["show"]
@@ -27,25 +28,27 @@ def show(
     Times and peaks are the plan's own claims; nothing is checked.
     """
     from cpipe.cli.files import read_once
-    from cpipe.errors import UsageError
+    from cpipe.report.terminal import MAX_WIDTH, can_encode, line_width, use_colour
 
     read_once(plan, profile)
-    if width is not None and width < 1:
-        raise UsageError(f"--width: expected a number >= 1, got {width}", code="value-out-of-range")
+    if width is not None:
+        fits = 1 <= width <= MAX_WIDTH
+        check_ranges([("--width", width, fits, f"a number in [1, {MAX_WIDTH}]")])
 
     from cpipe.plan import load_plan
     from cpipe.report.figures import plan_figures
     from cpipe.report.gantt import GANTT_CHARACTERS, render_gantt
     from cpipe.report.summary import device_table, load_line, plan_line
-    from cpipe.report.terminal import can_encode, line_width, use_colour
 
     loaded = load_plan(plan)
     problem = None
     if profile is not None:
+        from cpipe.cli.blame import faults_of
         from cpipe.compiler import problem_for_plan
         from cpipe.profile import load_profile
 
-        problem = problem_for_plan(loaded, load_profile(profile))
+        with faults_of(profile):
+            problem = problem_for_plan(loaded, load_profile(profile))
     chart = render_gantt(
         loaded,
         width=width or line_width(sys.stdout),

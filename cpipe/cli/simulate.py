@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     from cpipe.errors import Diagnostic
     from cpipe.ir import Plan
     from cpipe.profile import Profile
+    from cpipe.report.figures import DeviceFigures
     from cpipe.sim import DeadlockError
 
 __all__ = ["simulate"]
 
 # What a plan says of itself; a plan edited by hand can still be replayed, and that is when one wants to.
-_STALE = {"plan-digest", "bound", "overlap", "before-input", "wrong-makespan"}
+_STALE = {
+    "before-input",
+    "bound",
+    "overlap",
+    "plan-digest",
+    "unknown-prover",
+    "wrong-makespan",
+    "wrong-peak",
+    "wrong-transport",
+}
 
 
 def simulate(
@@ -32,7 +42,7 @@ def simulate(
 ) -> int:
     """Replay a plan on a profile, against its own claims.
 
-    Exits with 1 when the plan cannot finish.
+    Exits with 1 when the plan cannot finish, with 3 when the profile is of another job and has no costs for it.
     """
     from cpipe.cli.files import read_once
 
@@ -49,7 +59,7 @@ def simulate(
     printer = Printer()
     printer.warnings(warnings)
     if not faults:
-        faults = _replay(loaded, loaded_profile, plan, printer, warnings, as_json)
+        faults = _replay(loaded, loaded_profile, (plan, profile), printer, warnings, as_json)
     if faults:
         printer.errors(faults, "a plan that cannot finish has no makespan; see 'cpipe validate'")
         if as_json:
@@ -58,9 +68,18 @@ def simulate(
 
 
 def _replay(
-    plan: Plan, profile: Profile, file: str, printer: Printer, warnings: Sequence[Diagnostic], as_json: bool
+    plan: Plan,
+    profile: Profile,
+    files: tuple[str, str],
+    printer: Printer,
+    warnings: Sequence[Diagnostic],
+    as_json: bool,
 ) -> tuple[Diagnostic, ...]:
-    """Replay the plan and show what it costs; return what blocks it when it cannot finish."""
+    """Replay the plan and show what it costs; return what blocks it when it cannot finish.
+
+    `files` are the names of plan and profile.
+    """
+    from cpipe.cli.blame import faults_of
     from cpipe.compiler import problem_for_plan, simulate_plan
     from cpipe.plan import lift
     from cpipe.report.document import simulate_report
@@ -68,18 +87,40 @@ def _replay(
     from cpipe.report.summary import simulate_lines
     from cpipe.sim import DeadlockError, memory_peaks
 
-    problem = problem_for_plan(plan, profile)
+    with faults_of(files[1]):
+        problem = problem_for_plan(plan, profile)
     try:
-        timeline = simulate_plan(plan, problem)
+        with faults_of(files[0]):
+            timeline = simulate_plan(plan, problem)
     except DeadlockError as error:
-        return _deadlock(error, file, plan)
+        return _deadlock(error, files[0], plan)
     schedule, _ = lift(plan)
     figures = replay_figures(plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders))
+    overfull = _overfull(figures, files[1])
+    printer.warnings(overfull)
+    warnings = (*warnings, *overfull)
     if as_json:
         printer.document(simulate_report(plan, timeline, figures, warnings))
     else:
         printer.answer(simulate_lines(plan, timeline, figures))
     return ()
+
+
+def _overfull(figures: Sequence[DeviceFigures], file: str) -> tuple[Diagnostic, ...]:
+    """Return a warning for each device on which the plan needs more memory than there is."""
+    from cpipe.errors import Diagnostic
+
+    return tuple(
+        Diagnostic(
+            code="over-capacity",
+            message=f"device {device.name} would need {device.peak_bytes} bytes and has {device.capacity_bytes}",
+            severity="warning",
+            file=file,
+            path=f"$.devices[{index}].memory_bytes",
+        )
+        for index, device in enumerate(figures)
+        if device.capacity_bytes is not None and device.peak_bytes > device.capacity_bytes
+    )
 
 
 def _check(plan: Plan, file: str) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cpipe.cli.files import OutputFile
     from cpipe.compiler import Compiled
-    from cpipe.errors import Diagnostic
+    from cpipe.errors import Diagnostic, UsageError
 
 __all__ = ["solve"]
 
@@ -42,30 +42,34 @@ def solve(
         typer.Option(metavar="K", help="At most this many receives of a channel posted and not yet consumed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary and no warnings.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no warnings, no progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show progress.")] = False,
 ) -> None:
     """Search the fastest schedule and write it as a plan.
 
     The plan goes to the file of --output, else to stdout; on a terminal a summary is shown instead.
     """
+    from cpipe.compiler import PLACEMENTS, SolveOptions, compile_profile
     from cpipe.solve.methods import METHODS
 
     check_solve_options(
         method=method,
         methods=tuple(METHODS),
         placement=placement,
+        placements=PLACEMENTS,
         max_gap=max_gap,
         time_limit=time_limit,
         seed=seed,
         receive_window=receive_window,
     )
+    printer = Printer(quiet=quiet, verbose=verbose)
     target = _target(output, as_json, profile)
+    if quiet and printer.to_terminal and output is None and not as_json:
+        raise _nowhere()
 
-    from cpipe.compiler import SolveOptions, compile_profile
+    from cpipe.cli.blame import faults_of
     from cpipe.profile import load_profile, profile_warnings
 
-    printer = Printer(quiet=quiet, verbose=verbose)
     loaded = load_profile(profile)
     warnings = profile_warnings(loaded, profile)
     printer.warnings(warnings)
@@ -77,20 +81,31 @@ def solve(
         time_limit=time_limit,
         receive_window=receive_window,
     )
-    compiled = compile_profile(loaded, options, progress=printer.progress)
+    with faults_of(profile), printer.working() as progress:
+        compiled = compile_profile(loaded, options, progress=progress)
     later = tuple(warning for warning in compiled.result.warnings if warning not in warnings)
     printer.warnings(later)
-    _deliver(compiled, printer, target, as_json, to_stdout=output == "-", warnings=(*warnings, *later))
+    _deliver(compiled, printer, target, as_json, to_stdout=output is not None, warnings=(*warnings, *later))
 
 
 def _target(output: str | None, as_json: bool, profile: str) -> OutputFile | None:
     """Return the file to write, checked, or None for standard output."""
-    from cpipe.cli.files import STANDARD_STREAM, OutputFile
+    from cpipe.cli.files import OutputFile, is_standard_output
     from cpipe.errors import UsageError
 
-    if output == STANDARD_STREAM and as_json:
-        raise UsageError("--json and --output - both want standard output", code="stdout-twice")
-    return None if output in (None, STANDARD_STREAM) else OutputFile(output, [profile])
+    if is_standard_output(output):
+        if as_json:
+            raise UsageError(f"--json and --output {output} both want standard output", code="stdout-twice")
+        return None
+    return None if output is None else OutputFile(output, [profile])
+
+
+def _nowhere() -> UsageError:
+    """Return the refusal of a search whose result would go nowhere: a terminal gets the summary, and that is off."""
+    from cpipe.errors import UsageError
+
+    message = "--quiet leaves nothing to show on a terminal"
+    return UsageError(message, code="nothing-to-show", hint="name a file with --output, or - for the plan itself")
 
 
 def _deliver(

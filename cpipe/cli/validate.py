@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cpipe.cli.options import TRANSPORTS, check_choice
+from cpipe.cli.options import check_choice
 from cpipe.cli.printer import Printer
 
 if TYPE_CHECKING:
+    from cpipe.errors import Diagnostic
     from cpipe.ir import Plan, Problem
     from cpipe.report.document import ValidateReport
 
@@ -33,20 +34,22 @@ def validate(
     Exits with 0 when it is valid, with 1 when it is not.
     """
     from cpipe.cli.files import read_once
+    from cpipe.plan import TRANSPORTS, load_plan
+    from cpipe.plan import validate as check_plan
 
     check_choice("--transport", transport, TRANSPORTS)
     read_once(plan, profile)
 
-    from cpipe.plan import load_plan
-    from cpipe.plan import validate as check_plan
     from cpipe.report.document import validate_report
 
     printer = Printer()
     loaded = load_plan(plan)
-    problem = None if profile is None else _problem(loaded, profile, transport)
-    diagnostics = check_plan(loaded, problem, file=plan, transport=transport)
+    problem, unlinked = (None, ()) if profile is None else _problem(loaded, profile)
+    bound = None if problem is None else _closed_bound(loaded, problem)
+    found = check_plan(loaded, problem, file=plan, transport=transport, closed_bound_ns=bound)
+    diagnostics = (*found, *unlinked)
     printer.errors(diagnostics)
-    report = validate_report(transport, problem is not None, diagnostics)
+    report = validate_report(transport, problem is not None, diagnostics, bound_checked=bound is not None)
     if as_json:
         printer.document(report)
     else:
@@ -54,20 +57,34 @@ def validate(
     return 0 if report.status == "valid" else 1
 
 
-def _problem(plan: Plan, profile: str, transport: str) -> Problem | None:
-    """Return what the plan should solve; None when the plan's own head is too wrong to say."""
+def _problem(plan: Plan, profile: str) -> tuple[Problem, tuple[Diagnostic, ...]]:
+    """Return what the plan should solve, and the links that its placement lacks there.
+
+    Where the plan is for a job of another shape, that is the profile's own problem: what differs is a fault of the
+    plan, and so is memory that does not suffice.
+    """
+    from msgspec.structs import replace
+
     from cpipe.compiler import problem_for_plan
-    from cpipe.errors import CpipeError
-    from cpipe.plan import validate as check_plan
-    from cpipe.profile import load_profile
+    from cpipe.errors import InputError
+    from cpipe.profile import load_profile, normalize
 
     loaded = load_profile(profile)
     try:
-        return problem_for_plan(plan, loaded)
-    except CpipeError:
-        if any(found.severity == "error" for found in check_plan(plan, transport=transport)):
-            return None
-        raise
+        return problem_for_plan(plan, loaded), ()
+    except InputError as error:
+        unlinked = [replace(fault, file=profile) for fault in error.diagnostics if fault.code == "unlinked-sites"]
+        return normalize(loaded, prove_memory=False), tuple(unlinked)
+
+
+def _closed_bound(plan: Plan, problem: Problem) -> int | None:
+    """Return what closed forms prove of the problem [ns]; None when the plan rests on another proof or problem."""
+    from cpipe.plan import problem_digest
+    from cpipe.solve.bounds import lower_bound
+
+    if plan.claims.proved_by != "bound" or plan.problem.digest != problem_digest(problem):
+        return None
+    return lower_bound(problem).value_ns
 
 
 def _verdict(file: str, plan: Plan, report: ValidateReport) -> str:
@@ -77,5 +94,10 @@ def _verdict(file: str, plan: Plan, report: ValidateReport) -> str:
     if report.status == "invalid":
         errors = sum(found.severity == "error" for found in report.diagnostics)
         return f"invalid: {printable(file)}: {errors} error{'s' if errors > 1 else ''}"
-    checked = "checked against the profile" if report.profile_checked else "no profile given: costs are the plan's own"
+    if not report.profile_checked:
+        checked = "no profile given: costs are the plan's own, the lower bound was not checked"
+    elif report.bound_checked:
+        checked = "checked against the profile, the lower bound too"
+    else:
+        checked = "checked against the profile; the lower bound was not checked"
     return f"ok: {printable(file)}: {plan_line(plan)}; transport {report.transport}; {checked}"

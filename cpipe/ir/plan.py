@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cpipe.ir.base import Frozen
 
 __all__ = [
+    "MAX_INTEGER",
     "PLAN_FORMAT",
     "PLAN_VERSION",
     "Channel",
@@ -23,6 +24,10 @@ __all__ = [
 
 PLAN_FORMAT = "cpipe.plan"
 PLAN_VERSION = 1
+MAX_INTEGER = 2**62
+"""Largest number of a plan, either way: every sum of two still fits a signed 64-bit integer."""
+
+Integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 InstructionName = Literal[
     "F", "D", "W", "B", "SEND", "RECV", "WAIT", "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE", "STEP"
@@ -50,18 +55,18 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     op: InstructionName
-    stage: int | None = None
-    mb: int | None = None
-    channel: int | None = None
-    group: int | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
+    stage: Integer | None = None
+    mb: Integer | None = None
+    channel: Integer | None = None
+    group: Integer | None = None
+    start_ns: Integer | None = None
+    end_ns: Integer | None = None
 
 
 class RankProgram(Frozen, frozen=True, kw_only=True):
     """The host program of one rank: `ops` in order."""
 
-    rank: int
+    rank: Integer
     device: str
     ops: tuple[Instruction, ...]
 
@@ -73,20 +78,20 @@ class Channel(Frozen, frozen=True, kw_only=True):
     consumed when the op that reads it ends. `message_bytes` is the size of the largest message it carries.
     """
 
-    id: int
-    source: int
-    target: int
+    id: Integer
+    source: Integer
+    target: Integer
     carries: Literal["activation", "gradient"]
-    message_bytes: int
-    window: int
+    message_bytes: Integer
+    window: Integer
 
 
 class Group(Frozen, frozen=True, kw_only=True):
     """A data-parallel group: the replicas of `stages`, all on one rank of the pipeline."""
 
-    id: int
+    id: Integer
     kind: Literal["data_parallel"]
-    stages: tuple[int, ...]
+    stages: tuple[Integer, ...]
 
 
 class MadeBy(Frozen, frozen=True, kw_only=True):
@@ -94,7 +99,7 @@ class MadeBy(Frozen, frozen=True, kw_only=True):
 
     cpipe: str
     method: str
-    seed: int
+    seed: Integer
     limits: dict[str, Any]
 
 
@@ -103,23 +108,25 @@ class ProblemSummary(Frozen, frozen=True, kw_only=True):
 
     digest: str
     name: str
-    devices: int
-    stages: int
-    microbatches: int
-    placement: tuple[int, ...]
+    devices: Integer
+    stages: Integer
+    microbatches: Integer
+    placement: tuple[Integer, ...]
 
 
-class Claims(Frozen, frozen=True, kw_only=True):
+class Claims(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     """What the plan promises: times [ns], peak memory of each device [bytes].
 
     `lower_bound_ns` is proved by `proved_by` (``bound``: closed forms; ``highs``: the MILP solver). The plan is
-    optimal when it equals `makespan_ns`.
+    optimal when it equals `makespan_ns`. `transports` are those that it was checked for: under each of them no
+    message is swapped and nothing hangs, whatever the message size.
     """
 
-    makespan_ns: int
-    lower_bound_ns: int
+    makespan_ns: Integer
+    lower_bound_ns: Integer
     proved_by: str
-    peak_bytes: tuple[int, ...]
+    peak_bytes: tuple[Integer, ...]
+    transports: tuple[str, ...] = ()
 
 
 class Plan(Frozen, frozen=True, kw_only=True, omit_defaults=True):

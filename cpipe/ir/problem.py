@@ -177,6 +177,16 @@ class Problem(Frozen, frozen=True, kw_only=True):
         """Return the stages that stand on `device`, in flow order."""
         return tuple(index for index, stage in enumerate(self.stages) if stage.device == device)
 
+    def largest_messages(self) -> dict[tuple[int, int, Literal["activation", "gradient"]], Bytes]:
+        """Return the size of the largest message [bytes] of each channel: (source device, target device, kind)."""
+        largest: dict[tuple[int, int, Literal["activation", "gradient"]], Bytes] = {}
+        for hops, kind in _hop_kinds(self):
+            for hop in hops:
+                if hop is not None:
+                    key = (hop.source, hop.target, kind)
+                    largest[key] = max(largest.get(key, Bytes(0)), hop.message_bytes)
+        return largest
+
     def verify(self) -> None:
         """Check the local invariants.
 
@@ -209,6 +219,10 @@ class Problem(Frozen, frozen=True, kw_only=True):
         _check(source != target, f"{label} stays on device {source}")
         _check(0 <= hop.pipe < len(self.pipes), f"{label}.pipe is {hop.pipe}")
         _check(min(hop.message_bytes, hop.latency_ns, hop.occupancy_ns) >= 0, f"{label} has a negative cost")
+
+
+def _hop_kinds(problem: Problem) -> tuple[tuple[tuple[Hop | None, ...], Literal["activation", "gradient"]], ...]:
+    return (problem.forward_hops, "activation"), (problem.backward_hops, "gradient")
 
 
 _NONNEGATIVE = tuple(name for name in Stage.__struct_fields__ if name.endswith(("_ns", "_bytes")))

@@ -2,20 +2,22 @@
 
 from cpipe.plan.codec import decode_plan, encode_plan, load_plan
 from cpipe.plan.digest import plan_digest, problem_digest
-from cpipe.plan.lift import lift
+from cpipe.plan.lift import late_sends, lift
 from cpipe.plan.lower import lower
 from cpipe.plan.schema import plan_schema
-from cpipe.plan.validate import TRANSPORTS, validate
+from cpipe.plan.validate import TRANSPORTS, safe_transports, validate
 
 __all__ = [
     "TRANSPORTS",
     "decode_plan",
     "encode_plan",
+    "late_sends",
     "lift",
     "load_plan",
     "lower",
     "plan_digest",
     "plan_schema",
     "problem_digest",
+    "safe_transports",
     "validate",
 ]

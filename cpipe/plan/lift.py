@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpipe.ir import InvariantError, OpKind, Plan, RankProgram, Schedule, encode_op
 
-__all__ = ["lift"]
+__all__ = ["late_sends", "lift"]
 
 _COMPUTE = {kind.name: kind for kind in OpKind}
 
@@ -36,6 +36,36 @@ def lift(plan: Plan) -> tuple[Schedule, dict[int, int]]:
     gates: dict[int, int] = {}
     orders = tuple(_lift_rank(program, plan.problem.microbatches, carries, gates) for program in programs)
     return Schedule(orders=orders), gates
+
+
+def late_sends(plan: Plan) -> dict[int, int]:
+    """Return the messages of a valid plan that are not sent right after the op that makes them.
+
+    Returns
+    -------
+    dict
+        More gates of `cpipe.sim.simulate`: slot that the message feeds -> the last op that the sender runs before it
+        sends.
+    """
+    microbatches = plan.problem.microbatches
+    carries: dict[int | None, str] = {channel.id: channel.carries for channel in plan.channels}
+    late: dict[int, int] = {}
+    for program in plan.ranks:
+        last: tuple[OpKind, int | None, int | None] | None = None
+        for step in program.ops:
+            if step.op in _COMPUTE:
+                last = _COMPUTE[step.op], step.stage, step.mb
+            elif step.op == "SEND" and last is not None and step.stage is not None and step.mb is not None:
+                forward = carries.get(step.channel) == "activation"
+                kind, stage, mb = last
+                made = (kind is OpKind.F) if forward else kind in (OpKind.D, OpKind.B)
+                if made and (stage, mb) == (step.stage, step.mb):
+                    continue
+                slot = encode_op(
+                    OpKind.F if forward else OpKind.D, step.stage + (1 if forward else -1), step.mb, microbatches
+                )
+                late[slot] = encode_op(kind, stage or 0, mb or 0, microbatches)
+    return late
 
 
 def _lift_rank(

@@ -41,7 +41,12 @@ def _value(value: object) -> str:
 
 
 def _struct(value: msgspec.Struct) -> str:
-    fields = (f'"{name}": {_value(getattr(value, name))}' for name in value.__struct_fields__)
+    """Return the fields in their order; one that has a default and stands at it is left out."""
+    fields = (
+        f'"{field.name}": {_value(item)}'
+        for field in msgspec.structs.fields(value)
+        if (item := getattr(value, field.name)) != field.default
+    )
     return "{" + ", ".join(fields) + "}"
 
 

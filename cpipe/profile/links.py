@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from cpipe.errors import Diagnostic
-from cpipe.profile.reading import shown
+from cpipe.jsontext import shown
 from cpipe.profile.schema import DataParallelSpec, DeviceSpec, LinkSpec, Profile
 from cpipe.units import Ns, beta_ns_per_byte, ms_to_ns
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from cpipe.errors import Diagnostic
+from cpipe.jsontext import shown
 from cpipe.profile.links import FREE, LinkTable
-from cpipe.profile.reading import shown
 from cpipe.profile.schema import Profile, StageSpec
 
 __all__ = ["profile_warnings"]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from cpipe.errors import Diagnostic, ProfileError
+from cpipe.jsontext import Format, check_envelope, parse_json, read_bytes, scan
 from cpipe.profile.links import unlinked_sites
 from cpipe.profile.normalize import check_totals, translate
-from cpipe.profile.reading import JsonObject, parse_json, read_bytes, shown
 from cpipe.profile.rules import rule_faults
-from cpipe.profile.scan import scan
 from cpipe.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, Profile
 from cpipe.profile.structure import build_profile
 
 __all__ = ["encode_profile", "load_profile", "parse_profile"]
+
+_FORMAT = Format(PROFILE_FORMAT, PROFILE_VERSION, "profile", ProfileError, max_bytes=2**25)
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
@@ -29,7 +29,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     ProfileError
         With every fault of the file; see `parse_profile`.
     """
-    return parse_profile(read_bytes(path), os.fspath(path))
+    return parse_profile(read_bytes(path, _FORMAT), os.fspath(path))
 
 
 def parse_profile(data: bytes, file: str) -> Profile:
@@ -53,9 +53,9 @@ def parse_profile(data: bytes, file: str) -> Profile:
         With every fault, in file order. A syntax fault, another format and a newer version come alone:
         what would follow them is noise.
     """
-    tree = parse_json(data, file)
-    _check_envelope(tree, file)
-    order, faults = scan(tree, file)
+    tree = parse_json(data, file, _FORMAT)
+    check_envelope(tree, file, _FORMAT)
+    order, faults = scan(tree, file, _FORMAT)
     profile, wrong_fields = build_profile(tree, file)
     faults += wrong_fields
     # An entry that is no object at all has no fields that a rule could compare.
@@ -74,22 +74,6 @@ def parse_profile(data: bytes, file: str) -> Profile:
 def encode_profile(profile: Profile) -> bytes:
     """Return `profile` as JSON text that `parse_profile` reads back; fields at their defaults are left out."""
     return (json.dumps(msgspec.to_builtins(profile), indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _check_envelope(tree: Any, file: str) -> None:
-    """Refuse what is no profile of a known version before its fields are called wrong."""
-    fault = None
-    if not isinstance(tree, JsonObject):
-        fault = Diagnostic(code="wrong-type", message=f"expected an object, got {shown(tree)}", path="$")
-    elif isinstance(name := tree.get("format"), str) and name != PROFILE_FORMAT:
-        message = f"expected {shown(PROFILE_FORMAT)}, got {shown(name)}"
-        hint = "this is a plan, not a profile" if name == "cpipe.plan" else None
-        fault = Diagnostic(code="wrong-format", message=message, path="$.format", hint=hint)
-    elif isinstance(version := tree.get("version"), int) and version > PROFILE_VERSION:
-        message = f"made by a newer cpipe: expected version {PROFILE_VERSION}, got {shown(version)}"
-        fault = Diagnostic(code="newer-version", message=message, path="$.version", hint="update cpipe")
-    if fault:
-        raise ProfileError(_in_file((fault,), file), hint=fault.hint)
 
 
 def _in_file(faults: Iterable[Diagnostic], file: str) -> list[Diagnostic]:

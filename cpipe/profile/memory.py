@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cpipe.errors import Diagnostic
 from cpipe.ir.problem import Problem, Stage
-from cpipe.profile.reading import shown
+from cpipe.jsontext import shown
 
 __all__ = ["everything_bytes", "least_activation_bytes", "memory_faults", "receive_bytes"]
 
@@ -35,13 +35,7 @@ def memory_faults(problem: Problem) -> Iterator[Diagnostic]:
 
 def receive_bytes(problem: Problem, device: int) -> int:
     """Return the receive buffers [bytes] of `device` when each incoming channel has one posted."""
-    largest: dict[tuple[int, str], int] = {}
-    for kind, hops in (("activation", problem.forward_hops), ("gradient", problem.backward_hops)):
-        for hop in hops:
-            if hop is not None and hop.target == device:
-                channel = (hop.source, kind)
-                largest[channel] = max(largest.get(channel, 0), hop.message_bytes)
-    return sum(largest.values())
+    return sum(size for (_, target, _), size in problem.largest_messages().items() if target == device)
 
 
 def least_activation_bytes(stages: Sequence[Stage]) -> int:

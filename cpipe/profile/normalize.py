@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 
 import msgspec
 
@@ -22,7 +23,11 @@ _LARGEST = 2**62
 
 
 def normalize(
-    profile: Profile, *, placement: Sequence[int] | None = None, receive_window: int | None = None
+    profile: Profile,
+    *,
+    placement: Sequence[int] | None = None,
+    receive_window: int | None = None,
+    prove_memory: bool = True,
 ) -> Problem:
     """Translate a valid profile; a pure function.
 
@@ -34,6 +39,8 @@ def normalize(
         Device index (in rank order) of each stage, in place of the profile's own.
     receive_window
         Cap on the receives of one channel that are posted and not yet consumed at once, >= 1.
+    prove_memory
+        Refuse a profile on which no schedule fits; without it, a given schedule can still be looked at.
 
     Returns
     -------
@@ -59,7 +66,7 @@ def normalize(
     problem = translate(profile, receive_window)
     if faults := tuple(check_totals(problem)):
         raise ProfileError(faults)
-    if faults := tuple(memory_faults(problem)):
+    if prove_memory and (faults := tuple(memory_faults(problem))):
         raise InfeasibleError(faults, hint="raise memory_bytes, or place the stages otherwise")
     return problem
 
@@ -113,15 +120,21 @@ def check_totals(problem: Problem) -> Iterator[Diagnostic]:
     once = sum(stage.all_gather_ns + stage.reduce_ns for stage in problem.stages)
     total = problem.microbatches * times + once
     if total > _LARGEST:
-        message = (
-            f"one iteration could take {ns_to_ms(total):.6g} ms, more than the {ns_to_ms(_LARGEST):.6g} ms allowed"
-        )
+        message = f"one iteration could take {_ms_text(total)} ms, more than the {_ms_text(_LARGEST)} ms allowed"
         yield Diagnostic(code="total-time-too-large", message=message, path="$")
     sizes = problem.microbatches * (sum(map(everything_bytes, problem.stages)) + sum(hop.message_bytes for hop in hops))
     sizes += sum(stage.static_bytes for stage in problem.stages)
     if sizes > _LARGEST:
         message = f"one iteration could hold {sizes} bytes, more than the {_LARGEST} allowed"
         yield Diagnostic(code="total-memory-too-large", message=message, path="$")
+
+
+def _ms_text(nanoseconds: int) -> str:
+    """Return a time [ns] in milliseconds, to six digits, also where no float is large enough."""
+    try:
+        return f"{ns_to_ms(nanoseconds):.6g}"
+    except OverflowError:
+        return f"{Decimal(nanoseconds).scaleb(-6):.5e}"
 
 
 def _placed(profile: Profile, placement: Sequence[int]) -> Profile:
@@ -182,7 +195,7 @@ def _hop(table: LinkTable, pipes: dict[Pipe, int], source: int, target: int, num
 
 def _collectives(profile: Profile, table: LinkTable, pipes: dict[Pipe, int]) -> Collectives | None:
     job = profile.data_parallel
-    if job is None:
+    if job is None or job.replicas == 1:  # a replica alone has nobody to exchange with
         return None
     shared = table.pipes_between(*job.contends_with) if job.contends_with else ()
     return Collectives(

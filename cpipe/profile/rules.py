@@ -12,14 +12,17 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from cpipe.errors import Diagnostic
+from cpipe.jsontext import shown
 from cpipe.profile.links import directions
-from cpipe.profile.reading import shown
 from cpipe.profile.schema import DataParallelSpec, LinkSpec, Profile
 
 __all__ = ["MAX_SLOTS", "rule_faults"]
 
 MAX_SLOTS = 2**20
 """Most pairs of a stage and a microbatch; a search holds several ops for each in memory."""
+
+_MAX_GUESSES = 10
+"""So many unknown names get a guess at the one meant: each takes long, and there may be as many faults as stages."""
 
 
 def rule_faults(profile: Profile, file: str) -> list[Diagnostic]:
@@ -47,14 +50,15 @@ def _known_devices(profile: Profile) -> Iterator[Diagnostic]:
     known = [device.id for device in profile.devices]
     if not all(known) or not known:
         return
+    exists, guess = frozenset(known), _Guesser(known)
     for index, stage in enumerate(profile.stages):
-        if stage.device and stage.device not in known:
+        if stage.device and stage.device not in exists:
             message = f"no device has the id {shown(stage.device)}"
             yield Diagnostic(
                 code="unknown-device",
                 message=message,
                 path=f"$.stages[{index}].device",
-                hint=_close(stage.device, known),
+                hint=guess(stage.device),
             )
 
 
@@ -76,6 +80,7 @@ def _link_ends(profile: Profile) -> Iterator[Diagnostic]:
     """Require `between`, or `from` and `to`; ends are two devices or two sites, each known and unambiguous."""
     devices = [device.id for device in profile.devices]
     sites = list(dict.fromkeys(device.site for device in profile.devices if device.site is not None))
+    guess = _Guesser([*devices, *sites])
     for index, link in enumerate(profile.links):
         path = f"$.links[{index}]"
         if message := _wrong_form(link):
@@ -84,7 +89,7 @@ def _link_ends(profile: Profile) -> Iterator[Diagnostic]:
         ends = _named_ends(link)
         if not (devices and all(devices) and all(sites) and all(end for _, end in ends)):
             continue
-        faults = [fault for suffix, end in ends for fault in _end_faults(path + suffix, end, devices, sites)]
+        faults = [fault for suffix, end in ends for fault in _end_faults(path + suffix, end, devices, sites, guess)]
         yield from faults
         if not faults:
             yield from _pair_faults(path, link, [end for _, end in ends], devices)
@@ -104,13 +109,15 @@ def _named_ends(link: LinkSpec) -> list[tuple[str, str]]:
     return [(".from", link.source or ""), (".to", link.target or "")]
 
 
-def _end_faults(path: str, end: str, devices: Sequence[str], sites: Sequence[str]) -> Iterator[Diagnostic]:
+def _end_faults(
+    path: str, end: str, devices: Sequence[str], sites: Sequence[str], guess: _Guesser
+) -> Iterator[Diagnostic]:
     if end in devices and end in sites:
         message = f"{shown(end)} is both a device and a site"
         yield Diagnostic(code="ambiguous-link-end", message=message, path=path, hint="give one of them another name")
     elif end not in devices and end not in sites:
         message = f"{shown(end)} is neither a device nor a site"
-        yield Diagnostic(code="unknown-link-end", message=message, path=path, hint=_close(end, [*devices, *sites]))
+        yield Diagnostic(code="unknown-link-end", message=message, path=path, hint=guess(end))
 
 
 def _pair_faults(path: str, link: LinkSpec, ends: list[str], devices: Sequence[str]) -> Iterator[Diagnostic]:
@@ -181,9 +188,19 @@ def _size(profile: Profile) -> Iterator[Diagnostic]:
         yield Diagnostic(code="too-many-ops", message=message, path="$.microbatches")
 
 
-def _close(word: str, known: Sequence[str]) -> str | None:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {shown(close[0])}?" if close else None
+class _Guesser:
+    """Guesses which of `known` a word was meant to be, the first few times that it is asked."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known = known
+        self._left = _MAX_GUESSES
+
+    def __call__(self, word: str) -> str | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        close = difflib.get_close_matches(word, self._known, n=1)
+        return f"did you mean {shown(close[0])}?" if close else None
 
 
 _RULES = (

@@ -5,7 +5,8 @@ Every field is always there; what is not known (a makespan after an error) is nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,12 +22,16 @@ __all__ = [
     "DiagnosticReport",
     "ErrorReport",
     "Report",
+    "RunChannelReport",
+    "RunDeviceReport",
+    "RunReport",
     "SimulateReport",
     "SolveReport",
     "ValidateReport",
     "encode_report",
     "failure_report",
     "report_schema",
+    "run_report",
     "simulate_report",
     "solve_report",
     "validate_report",
@@ -119,7 +124,7 @@ class ValidateReport(Frozen, frozen=True, kw_only=True):
     """What `cpipe validate` found: ``valid``, ``invalid``, or ``error`` when the plan could not be read.
 
     `transport` is the queue model that was checked; `profile_checked` says whether costs and memory were checked
-    against a profile.
+    against a profile; `bound_checked`, whether the lower bound was proved anew, which only closed forms allow.
     """
 
     format: Literal["cpipe.report"] = "cpipe.report"
@@ -128,6 +133,7 @@ class ValidateReport(Frozen, frozen=True, kw_only=True):
     status: Literal["valid", "invalid", "error"]
     transport: str | None = None
     profile_checked: bool | None = None
+    bound_checked: bool | None = None
     diagnostics: tuple[DiagnosticReport, ...] = ()
 
 
@@ -161,6 +167,71 @@ class SimulateReport(Frozen, frozen=True, kw_only=True):
     diagnostics: tuple[DiagnosticReport, ...] = ()
 
 
+class RunDeviceReport(Frozen, frozen=True, kw_only=True):
+    """One rank over the fastest step: what the plan predicts, and what was measured.
+
+    `busy` is time in compute ops, `idle` the rest until its last op ended [ms]. `order_kept` says whether the ops that
+    ran are the plan's, in its order.
+    """
+
+    id: str
+    num_ops: int
+    order_kept: bool
+    predicted_busy_ms: float
+    measured_busy_ms: float
+    predicted_idle_ms: float
+    measured_idle_ms: float
+
+
+class RunChannelReport(Frozen, frozen=True, kw_only=True):
+    """One channel over the fastest step: how long compute on the receiving rank stood still for it, in sum [ms]."""
+
+    id: int
+    source: int
+    target: int
+    carries: Literal["activation", "gradient"]
+    num_messages: int
+    predicted_wait_ms: float
+    measured_wait_ms: float
+
+
+class RunReport(Frozen, frozen=True, kw_only=True):
+    """How a plan ran.
+
+    Attributes
+    ----------
+    status
+        ``done``; ``mismatch``: the gradients are not those of a single process; ``invalid``: the plan was not run,
+        as it is not valid; ``error``: the run failed or was ended.
+    model
+        What ran.
+    step_ms
+        Makespan of every step [ms]; the first of several warms up.
+    makespan_ms, predicted_ms
+        Of the fastest step, and the plan's claim times the time scale [ms].
+    gradients_checked, max_abs_difference
+        Whether gradients were compared, and their largest difference; null when it is infinite or nothing was compared.
+    devices, channels
+        In rank order, and by id.
+    diagnostics
+        Errors and warnings.
+    """
+
+    format: Literal["cpipe.report"] = "cpipe.report"
+    version: Literal[1] = 1
+    command: Literal["run"] = "run"
+    status: Literal["done", "mismatch", "invalid", "error"]
+    model: str | None = None
+    step_ms: tuple[float, ...] = ()
+    makespan_ms: float | None = None
+    predicted_ms: float | None = None
+    gradients_checked: bool | None = None
+    max_abs_difference: float | None = None
+    devices: tuple[RunDeviceReport, ...] = ()
+    channels: tuple[RunChannelReport, ...] = ()
+    diagnostics: tuple[DiagnosticReport, ...] = ()
+
+
 class ErrorReport(Frozen, frozen=True, kw_only=True):
     """A call that no other report fits: a command that does not exist, or has no report of its own."""
 
@@ -171,7 +242,7 @@ class ErrorReport(Frozen, frozen=True, kw_only=True):
     diagnostics: tuple[DiagnosticReport, ...] = ()
 
 
-Report = SolveReport | ValidateReport | SimulateReport | ErrorReport
+Report = SolveReport | ValidateReport | SimulateReport | RunReport | ErrorReport
 
 
 def solve_report(
@@ -192,13 +263,16 @@ def solve_report(
     )
 
 
-def validate_report(transport: str, profile_checked: bool, diagnostics: Sequence[Diagnostic]) -> ValidateReport:
+def validate_report(
+    transport: str, profile_checked: bool, diagnostics: Sequence[Diagnostic], *, bound_checked: bool = False
+) -> ValidateReport:
     """Return the report of a plan that was read; warnings alone leave it valid."""
     faulty = any(diagnostic.severity == "error" for diagnostic in diagnostics)
     return ValidateReport(
         status="invalid" if faulty else "valid",
         transport=transport,
         profile_checked=profile_checked,
+        bound_checked=bound_checked,
         diagnostics=_diagnostics(diagnostics),
     )
 
@@ -220,6 +294,29 @@ def simulate_report(
         difference_ms=ns_to_ms(timeline.makespan_ns - plan.claims.makespan_ns),
         devices=tuple(map(_device_report, figures)),
         diagnostics=_diagnostics(diagnostics),
+    )
+
+
+def run_report(
+    result: Mapping[str, Any] | None, status: Literal["done", "mismatch", "invalid"], diagnostics: Sequence[Diagnostic]
+) -> RunReport:
+    """Return the report of a run; `result` as `cpipe.runtime.worker.run_plan` returns it, None of a plan not run."""
+    found = _diagnostics(diagnostics)
+    if result is None:
+        return RunReport(status=status, diagnostics=found)
+    gradients = result["gradients"]
+    difference = max((check["max_abs_difference"] for check in gradients), default=math.inf)
+    return RunReport(
+        status=status,
+        model=result["model"],
+        step_ms=tuple(result["step_ms"]),
+        makespan_ms=result["step_ms"][result["step"]],
+        predicted_ms=result["predicted_ms"],
+        gradients_checked=bool(gradients),
+        max_abs_difference=difference if math.isfinite(difference) else None,
+        devices=tuple(RunDeviceReport(**entry) for entry in result["devices"]),
+        channels=tuple(RunChannelReport(**entry) for entry in result["channels"]),
+        diagnostics=found,
     )
 
 
@@ -253,17 +350,33 @@ def failure_report(
         return ValidateReport(status="error", diagnostics=found)
     if command == "simulate":
         return SimulateReport(status="error", diagnostics=found)
+    if command == "run":
+        return RunReport(status="error", diagnostics=found)
     return ErrorReport(command=command, diagnostics=found)
 
 
 def encode_report(report: Report) -> bytes:
-    """Return the report as one line of JSON with a trailing newline."""
-    return msgspec.json.encode(report) + b"\n"
+    """Return the report as one line of JSON with a trailing newline.
+
+    Text that UTF-8 cannot hold, such as the odd bytes of a file's name, is escaped.
+    """
+    try:
+        return msgspec.json.encode(report) + b"\n"
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_writable(msgspec.to_builtins(report))) + b"\n"
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def report_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) that every report meets."""
-    kinds = (SolveReport, ValidateReport, SimulateReport, ErrorReport)
+    kinds = (SolveReport, ValidateReport, SimulateReport, RunReport, ErrorReport)
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
         definition["required"] = list(definition["properties"])  # defaults are written out too

@@ -48,7 +48,7 @@ class DeviceFigures(Frozen, frozen=True, kw_only=True):
     @property
     def bubble(self) -> float:
         """Idle share of the makespan, in [0, 1]."""
-        return 1 - self.busy_ns / self.makespan_ns if self.makespan_ns else 0.0
+        return max(0.0, 1 - self.busy_ns / self.makespan_ns) if self.makespan_ns > 0 else 0.0
 
 
 def plan_figures(plan: Plan, problem: Problem | None = None) -> tuple[DeviceFigures, ...]:
@@ -59,21 +59,26 @@ def plan_figures(plan: Plan, problem: Problem | None = None) -> tuple[DeviceFigu
     plan
         Any plan that can be read.
     problem
-        Adds static bytes and capacity; it has the plan's devices.
+        Adds static bytes and capacity of the ranks that it has.
     """
-    return tuple(
-        DeviceFigures(
-            name=program.device,
-            stages=tuple(stage for stage, home in enumerate(plan.problem.placement) if home == device),
-            busy_ns=sum((op.end_ns or 0) - (op.start_ns or 0) for op in program.ops if op.op in COMPUTE),
-            makespan_ns=plan.claims.makespan_ns,
-            in_flight=_in_flight(op.op for op in program.ops),
-            peak_bytes=plan.claims.peak_bytes[device] if device < len(plan.claims.peak_bytes) else 0,
-            static_bytes=None if problem is None else _static_bytes(problem, device),
-            capacity_bytes=None if problem is None else problem.devices[device].capacity_bytes,
+    peaks = plan.claims.peak_bytes
+    figures = []
+    for program in plan.ranks:
+        rank = program.rank
+        known = problem if problem is not None and 0 <= rank < problem.num_devices else None
+        figures.append(
+            DeviceFigures(
+                name=program.device,
+                stages=tuple(stage for stage, home in enumerate(plan.problem.placement) if home == rank),
+                busy_ns=sum(max(0, (op.end_ns or 0) - (op.start_ns or 0)) for op in program.ops if op.op in COMPUTE),
+                makespan_ns=plan.claims.makespan_ns,
+                in_flight=_in_flight(op.op for op in program.ops),
+                peak_bytes=peaks[rank] if 0 <= rank < len(peaks) else 0,
+                static_bytes=None if known is None else _static_bytes(known, rank),
+                capacity_bytes=None if known is None else known.devices[rank].capacity_bytes,
+            )
         )
-        for device, program in enumerate(plan.ranks)
-    )
+    return tuple(figures)
 
 
 def replay_figures(
@@ -127,12 +132,7 @@ def _static_bytes(problem: Problem, device: int) -> int:
 
 def _receive_buffers(plan: Plan, problem: Problem, device: int) -> int:
     """Sum over the device's incoming channels: window times the largest message it carries on `problem`."""
-    largest: dict[tuple[int, int, str], int] = {}
-    for kind, hops in (("activation", problem.forward_hops), ("gradient", problem.backward_hops)):
-        for hop in hops:
-            if hop is not None:
-                key = (hop.source, hop.target, kind)
-                largest[key] = max(largest.get(key, 0), hop.message_bytes)
+    largest = problem.largest_messages()
     return sum(
         channel.window * largest.get((channel.source, channel.target, channel.carries), 0)
         for channel in plan.channels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cpipe.ir import Plan, RankProgram
+from cpipe.ir import Instruction, Plan, RankProgram
 from cpipe.report.figures import COMPUTE
 
 __all__ = ["COLLECTIVES", "Bar", "Lane", "plan_lanes"]
@@ -49,11 +49,17 @@ def _compute_bars(program: RankProgram, several: bool) -> Iterable[Bar]:
     for op in program.ops:
         if op.op in COMPUTE and op.start_ns is not None and op.end_ns is not None:
             labels = (f"{op.op}{op.mb}", op.op)
-            yield Bar(op.op, (f"{op.stage}{op.op}{op.mb}", *labels) if several else labels, op.start_ns, op.end_ns)
+            yield Bar(op.op, (f"{op.stage}{op.op}{op.mb}", *labels) if several else labels, *_times(op))
 
 
 def _collective_bars(program: RankProgram) -> Iterable[Bar]:
     for op in program.ops:
         if op.op in COLLECTIVES and op.start_ns is not None and op.end_ns is not None:
             letter = COLLECTIVES[op.op]
-            yield Bar(letter, (f"{letter}{op.stage}", letter), op.start_ns, op.end_ns)
+            yield Bar(letter, (f"{letter}{op.stage}", letter), *_times(op))
+
+
+def _times(op: Instruction) -> tuple[int, int]:
+    """Return start and end [ns] as they can be drawn: a plan that is not valid may state anything."""
+    start = max(0, op.start_ns or 0)
+    return start, max(start, op.end_ns or 0)

@@ -38,7 +38,8 @@ def plan_line(plan: Plan) -> str:
     return (
         f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches; "
         f"makespan {format_ms(claims.makespan_ns)} ms, lower bound {format_ms(claims.lower_bound_ns)} ms, "
-        f"gap {format_percent(gap)}, made by {plan.made_by.method}, bound proved by {_prover(claims.proved_by)}"
+        f"gap {format_percent(gap)}, made by {printable(plan.made_by.method)}, "
+        f"bound proved by {_prover(claims.proved_by)}"
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import unicodedata
 from collections.abc import Mapping
 from typing import TextIO
 
-__all__ = ["can_encode", "display_width", "line_width", "printable", "use_colour"]
+__all__ = ["MAX_WIDTH", "can_encode", "display_width", "line_width", "printable", "use_colour"]
 
 _DEFAULT_WIDTH = 100
+MAX_WIDTH = 10_000
+"""Widest chart [columns]; no screen is wider, and a chart takes memory by the column."""
 
 
 def use_colour(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
@@ -28,11 +30,14 @@ def use_colour(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool
 
 
 def line_width(stream: TextIO) -> int:
-    """Return the number of columns to draw for: ``COLUMNS``, else the terminal's, else 100."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) > 0:
-        return int(columns)
-    return shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns if stream.isatty() else _DEFAULT_WIDTH
+    """Return the number of columns to draw for: ``COLUMNS``, else the terminal's, else 100; at most `MAX_WIDTH`."""
+    columns = os.environ.get("COLUMNS", "").lstrip("0")
+    if columns.isdecimal():
+        return MAX_WIDTH if len(columns) > len(str(MAX_WIDTH)) else min(int(columns), MAX_WIDTH)
+    # The system's own answer: shutil would look at COLUMNS again.
+    with contextlib.suppress(OSError, ValueError):
+        return min(os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH, MAX_WIDTH)
+    return _DEFAULT_WIDTH
 
 
 def can_encode(stream: TextIO, text: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer
@@ -48,6 +50,36 @@ OPTIONS = {
     "validate": ["PLAN", "--profile", "--transport", "--json", "--help/-h"],
     "simulate": ["PLAN", "--profile", "--json", "--help/-h"],
     "show": ["PLAN", "--width", "--ascii", "--profile", "--help/-h"],
+    "export": ["PLAN", "--to", "--format", "--fsdp", "--output/-o", "--help/-h"],
+    "import": ["FILE", "--from", "--profile", "--output/-o", "--transport", "--help/-h"],
+    "profile": [
+        "--model",
+        "--stages",
+        "--devices",
+        "--microbatches",
+        "--repeats",
+        "--seed",
+        "--name",
+        "--output/-o",
+        "--timeout",
+        "--quiet/-q",
+        "--help/-h",
+    ],
+    "run": [
+        "PLAN",
+        "--model",
+        "--steps",
+        "--profile",
+        "--emulate",
+        "--time-scale",
+        "--trace",
+        "--check",
+        "--seed",
+        "--timeout",
+        "--json",
+        "--verbose/-v",
+        "--help/-h",
+    ],
     "schema": ["FORMAT", "--help/-h"],
 }
 
@@ -222,19 +254,76 @@ def test_closed_pipe() -> None:
     assert (process.wait(), errors) == (-signal.SIGPIPE, b"")
 
 
-def test_full_disk() -> None:
-    """When stdout cannot take the answer, that is an error of the call, told once."""
+def run_on(*arguments: str, closed: int | None = None, unbuffered: bool = False, **streams: Any) -> tuple[int, bytes]:
+    """Run a call on these streams, one of them closed before it starts; return its exit code and its errors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cpipe.cli", *arguments],
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1" if unbuffered else ""},
+        preexec_fn=None if closed is None else lambda: os.close(closed),
+        **{"stderr": subprocess.PIPE, **streams},
+    )
+    return done.returncode, done.stderr or b""
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize("arguments", [["schema", "report"], ["--help"], ["--version"], ["no-such-command", "--json"]])
+def test_full_disk(arguments: list[str], unbuffered: bool) -> None:
+    """When stdout cannot take the answer, long or short, that is an error of the call, told once."""
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cpipe.cli", "schema", "report"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            cwd=ROOT,
-        )
-    assert done.returncode == 2
-    assert done.stderr.decode().startswith("error: standard output cannot be written: ")
-    assert done.stderr.count(b"\n") == 1
+        code, errors = run_on(*arguments, unbuffered=unbuffered, stdout=full)
+    refused = [line for line in errors.splitlines() if line.startswith(b"error: standard output cannot be written: ")]
+    own = [line for line in errors.splitlines() if b"no-such-command" in line]
+    assert (code, len(refused), len(own)) == (2, 1, int("--json" in arguments))
+    assert len(errors.splitlines()) == 1 + 2 * len(own)  # an error of its own has a hint
+
+
+@pytest.mark.parametrize("arguments", [["schema", "plan"], ["--help"]])
+def test_closed_output(arguments: list[str]) -> None:
+    """A closed stdout is one that cannot be written; nothing else is written to in its place."""
+    code, errors = run_on(*arguments, closed=1)
+    assert (code, errors.count(b"\n")) == (2, 1)
+    assert errors.startswith(b"error: standard output cannot be written: ")
+
+
+def test_closed_input() -> None:
+    """A closed standard input is an input that cannot be read."""
+    assert run_on("validate", "-", closed=0) == (3, b"error: -: standard input is closed [unreadable]\n")
+
+
+def test_errors_that_nobody_takes() -> None:
+    """When stderr is closed or full, the exit code is what it would be otherwise."""
+    assert run_on("validate", "missing.json", closed=2, stderr=None)[0] == 3
+    with open("/dev/full", "wb") as full:
+        assert run_on("validate", "missing.json", stderr=full)[0] == 3
+        assert run_on("slove", stderr=full)[0] == 2
+
+
+def test_failure_while_reporting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """When even the report of an error fails, that is a bug of ours: exit code 70 and one line."""
+
+    def fail(report: object) -> bytes:
+        raise ValueError("no")
+
+    monkeypatch.setattr("cpipe.report.document.encode_report", fail)
+    outcome = call(capsys, "validate", "missing.json", "--json")
+    assert (outcome.code, outcome.out) == (70, "")
+    assert outcome.err.splitlines()[-1] == (
+        "error: internal error: ValueError while reporting an error [internal-error]"
+    )
+
+
+def test_odd_bytes_in_a_name() -> None:
+    """A file name that is no UTF-8 gives one document all the same, the odd bytes escaped."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cpipe.cli", "validate", b"\xff.json", "--json"],
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
+    )
+    (fault,) = json.loads(done.stdout)["diagnostics"]
+    assert (done.returncode, fault["file"], fault["code"]) == (3, "\\udcff.json", "file-not-found")
 
 
 @pytest.mark.parametrize(

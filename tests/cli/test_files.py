@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpipe.cli.files import OutputFile, read_once
+from cpipe.cli.files import OutputFile, is_standard_output, read_once
 from cpipe.errors import UsageError
 
 
@@ -87,6 +87,28 @@ def test_device_is_written_in_place(tmp_path: Path) -> None:
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_open_descriptor_is_written_in_place(name: str, tmp_path: Path) -> None:
+    """What a shell opened for us is written through its descriptor: a pipe, or a file at the place where it stands."""
+    reader, writer = os.pipe()
+    OutputFile(name.format(writer), []).write(b"data")
+    os.close(writer)
+    assert os.read(reader, 10) == b"data"
+    os.close(reader)
+    with (tmp_path / "log").open("wb") as log:
+        log.write(b"before ")
+        log.flush()
+        OutputFile(name.format(log.fileno()), []).write(b"after")
+        log.write(b" end")
+    assert (tmp_path / "log").read_bytes() == b"before after end"
+
+
+def test_names_of_standard_output() -> None:
+    """Standard output has several names."""
+    names = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/stderr", "plan.json", None)
+    assert [is_standard_output(name) for name in names] == [True] * 4 + [False] * 3
+
+
 @pytest.mark.parametrize("kind", ["same", "dotted", "symbolic", "hard"])
 def test_input_is_never_overwritten(kind: str, tmp_path: Path) -> None:
     """An output that is an input, by whatever name, is refused before anything is written."""
@@ -115,11 +137,19 @@ def test_input_that_does_not_exist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("missing/plan.json", "no such directory"), (".", "is a directory"), ("", "empty file name")],
+    [
+        ("missing/plan.json", "no such directory"),
+        (".", "is a directory"),
+        ("", "empty file name"),
+        ("a" * 300, "file name too long"),
+        ("loop", "too many levels of symbolic links"),
+        ("/dev/fd/987", "bad file descriptor"),
+    ],
 )
 def test_unwritable_places(name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that cannot be written is refused at once, not after the search."""
     monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
     with pytest.raises(UsageError, match=rf"cannot be written: {reason} \[output-not-writable\]"):
         OutputFile(name, [])
 

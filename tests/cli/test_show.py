@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,11 +52,11 @@ def test_profile_adds_columns(plan_file: Path, tmp_path: Path, capsys: pytest.Ca
     assert row.split()[-2:] == ["20.00", "60.00"]
 
 
-@pytest.mark.parametrize("width", [0, -5])
+@pytest.mark.parametrize("width", [0, -5, 10_001])
 def test_width_must_be_positive(width: int, plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A chart has at least one column."""
+    """A chart has at least one column, and no more than any screen."""
     outcome = call(capsys, "show", plan_file, "--width", width)
-    assert outcome == (2, "", f"error: --width: expected a number >= 1, got {width} [value-out-of-range]\n")
+    assert outcome == (2, "", f"error: --width: expected a number in [1, 10000], got {width} [value-out-of-range]\n")
 
 
 def test_plan_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +68,7 @@ def test_plan_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert outcome.err.startswith(f"error: {broken}:2:13: ")
     missing = call(capsys, "show", tmp_path / "missing.json")
     assert (missing.code, missing.out) == (3, "")
-    assert missing.err.startswith(f"error: {tmp_path}/missing.json: cannot read: No such file or directory")
+    assert missing.err.startswith(f"error: {tmp_path}/missing.json: no such file")
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,26 @@ def test_ascii_where_nothing_else_can_be_written(plan_file: Path) -> None:
     forced = spawn("show", plan_file, "--ascii").out
     assert forced.isascii()
     assert spawn("show", plan_file, environ={"PYTHONIOENCODING": "ascii"}).out == forced
+
+
+def test_plan_that_is_not_valid(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever can be decoded can be shown: escapes are escaped, and a rank that the profile lacks has no capacity."""
+    document = json.loads(plan_file.read_bytes())
+    document["made_by"]["method"] = "\x1b[31mred\nok: a line of its own"
+    document["ranks"].append({**document["ranks"][0], "rank": 2})
+    document["ranks"][0]["ops"][0] |= {"start_ns": -7, "end_ns": 2**62}
+    odd = write_json(plan_file.with_name("odd.json"), document)
+    profile = write_json(tmp_path / "profile.json", profile_document())
+    outcome = call(capsys, "show", odd, "--profile", profile, "--width", "60")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "\x1b" not in outcome.out
+    assert r"made by \x1b[31mred\nok: a line of its own, bound" in outcome.out
+    assert re.search(r"^g0  .* none$", outcome.out, flags=re.MULTILINE)
+
+
+def test_profile_of_another_shape(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile that does not fit the plan is named in what is said about it."""
+    other = write_json(tmp_path / "other.json", profile_document(3))
+    outcome = call(capsys, "show", plan_file, "--profile", other)
+    assert outcome.code == 3
+    assert outcome.err.startswith(f"error: {other}: $.devices: the plan has 2 devices, the profile 3 [different-size]")

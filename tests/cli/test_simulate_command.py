@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import call, profile_document, write_json
@@ -91,6 +92,94 @@ def test_profile_of_another_shape(plan: Path, tmp_path: Path, capsys: pytest.Cap
     outcome = call(capsys, "simulate", plan, "--profile", other, "--json")
     assert (outcome.code, outcome.document["status"]) == (3, "error")
     assert {fault["code"] for fault in outcome.document["diagnostics"]} == {"different-size"}
+
+
+def edited_profile(tmp_path: Path, **changes: Any) -> Path:
+    """Write the profile with other fields."""
+    return write_json(tmp_path / "other.json", profile_document() | changes)
+
+
+@pytest.fixture
+def split_plan(profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Make a plan that runs D and W apart."""
+    target = tmp_path / "split.json"
+    assert call(capsys, "solve", profile, "-q", "-o", target, "--method", "1f1b-split").code == 0
+    return target
+
+
+def test_stage_that_cannot_split(split_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan with D and W has no cost on a profile that knows B alone: it is refused, and no number is printed."""
+    stages = profile_document()["stages"]
+    for name in ("input_grad_ms", "weight_grad_ms"):
+        del stages[1][name]
+    outcome = call(capsys, "simulate", split_plan, "--profile", edited_profile(tmp_path, stages=stages))
+    assert (outcome.code, outcome.out) == (3, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith(f"error: {split_plan}: $.ranks[1].ops[")
+    assert line.endswith(
+        "the plan runs D and W of stage 1, but the profile gives 's1' a full backward alone [cannot-split]"
+    )
+
+
+@pytest.mark.parametrize(("mode", "replicas", "found"), [("ddp", 2, "ddp"), ("zero1", 2, "zero1")])
+def test_other_data_parallelism(
+    mode: str, replicas: int, found: str, plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plan and profile have the same data parallelism, or neither says what the other would cost."""
+    job = {"mode": mode, "replicas": replicas}
+    other = edited_profile(tmp_path, data_parallel=job)
+    outcome = call(capsys, "simulate", plan, "--profile", other, "--json")
+    assert (outcome.code, outcome.document["makespan_ms"]) == (3, None)
+    (fault,) = outcome.document["diagnostics"]
+    assert (fault["code"], fault["file"]) == ("different-job", str(plan))
+    assert fault["message"] == f"the plan's data parallelism is none, that of the profile is {found}"
+    back = tmp_path / "back.json"
+    assert call(capsys, "solve", other, "-q", "-o", back, "--method", "1f1b").code == 0
+    assert (
+        f"is {found}, that of the profile is none [different-job]"
+        in call(capsys, "simulate", back, "--profile", edited_profile(tmp_path)).err
+    )
+
+
+def test_one_replica_is_no_data_parallelism(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job of one replica exchanges nothing, so a plan without collectives is right for it."""
+    other = edited_profile(tmp_path, data_parallel={"mode": "zero1", "replicas": 1})
+    assert call(capsys, "simulate", plan, "--profile", other).code == 0
+
+
+def test_memory_that_does_not_suffice(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On devices too small for it a plan is replayed all the same, with a warning for each of them."""
+    devices = [{"id": "g0", "memory_bytes": 1}, {"id": "g1", "memory_bytes": 60_000_000_000}]
+    other = edited_profile(tmp_path, devices=devices)
+    outcome = call(capsys, "simulate", plan, "--profile", other, "--json")
+    assert (outcome.code, outcome.document["status"]) == (0, "done")
+    peak = outcome.document["devices"][0]["peak_bytes"]
+    (found,) = [fault for fault in outcome.document["diagnostics"] if fault["code"] == "over-capacity"]
+    assert (found["file"], found["path"]) == (str(other), "$.devices[0].memory_bytes")
+    assert found["message"] == f"device g0 would need {peak} bytes and has 1"
+    assert "[over-capacity]" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("claims", "code"),
+    [
+        ({"lower_bound_ns": -1}, "bound"),
+        ({"proved_by": "potato"}, "unknown-prover"),
+        ({"peak_bytes": [0, 0]}, "wrong-peak"),
+        ({"makespan_ns": 10**9}, "wrong-makespan"),
+        ({"transports": ["pigeons"]}, "wrong-transport"),
+    ],
+)
+def test_wrong_claims_are_stale(
+    claims: dict[str, Any], code: str, plan: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a plan merely claims does not keep it from being replayed: each is a warning."""
+    document = json.loads(plan.read_bytes())
+    document["claims"] |= claims
+    outcome = call(capsys, "simulate", write_json(plan.with_name("edited.json"), document), "--profile", profile)
+    assert outcome.code == 0
+    assert f"[{code}]" in outcome.err
+    assert all(line.startswith("warning: ") for line in outcome.err.splitlines())
 
 
 def test_profile_is_required(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

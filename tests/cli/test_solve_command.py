@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import ROOT, call, profile_document, spawn, write_json
@@ -102,15 +103,17 @@ def test_milp_prints_only_json(profile: Path) -> None:
     assert outcome.document["method"] == "milp"
 
 
-def test_terminal_gets_the_summary(profile: Path) -> None:
-    """On a terminal the summary is shown instead of the plan."""
+def on_terminal(stream: str, other: Path, *arguments: object, **environ: str) -> tuple[int, str]:
+    """Run a call with one stream on a terminal, the other in a file; return its exit code and what was shown."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cpipe.cli", "solve", str(profile), *FAST],
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-    )
+    with other.open("wb") as file:
+        streams: dict[str, Any] = {"stdout": file, "stderr": file, stream: theirs}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cpipe.cli", *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm", **environ},
+            **streams,
+        )
     os.close(theirs)
     shown = b""
     while True:
@@ -119,12 +122,75 @@ def test_terminal_gets_the_summary(profile: Path) -> None:
         except OSError:  # the other end is closed
             break
     os.close(ours)
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 0
-    assert b"makespan" in shown
-    assert b"cpipe.plan" not in shown
+    return process.wait(), shown.decode()
+
+
+def test_terminal_gets_the_summary(profile: Path, tmp_path: Path) -> None:
+    """On a terminal the summary is shown instead of the plan."""
+    code, shown = on_terminal("stdout", tmp_path / "errors", "solve", profile, *FAST)
+    assert (code, (tmp_path / "errors").read_bytes()) == (0, b"")
+    assert "makespan" in shown
+    assert "cpipe.plan" not in shown
+
+
+def test_nothing_to_show_is_refused(profile: Path, tmp_path: Path) -> None:
+    """On a terminal --quiet would throw away what was found: without a file it is refused before the search."""
+    code, shown = on_terminal("stdout", tmp_path / "errors", "solve", profile, "-q", *FAST)
+    assert (code, shown) == (2, "")
+    assert (tmp_path / "errors").read_text().splitlines() == [
+        "error: --quiet leaves nothing to show on a terminal [nothing-to-show]",
+        "hint: name a file with --output, or - for the plan itself",
+    ]
+    assert on_terminal("stdout", tmp_path / "e", "solve", profile, "-q", "-o", tmp_path / "p", *FAST) == (0, "")
+
+
+def test_progress_on_a_terminal(profile: Path, tmp_path: Path) -> None:
+    """While a search runs a terminal shows how it goes in one line; it is gone before the summary."""
+    code, shown = on_terminal("stderr", tmp_path / "plan.json", "solve", profile, "--method", "greedy")
+    assert code == 0
+    status, erased, summary = shown.rpartition("\x1b[2K")
+    assert erased
+    assert "searching" in status or "greedy" in status
+    assert summary.startswith(("optimal: makespan", "feasible: makespan"))
+    assert "\x1b" not in summary
+
+
+@pytest.mark.parametrize(("options", "environ"), [(["-q"], {}), (["-v"], {}), ([], {"TERM": "dumb"})])
+def test_no_progress_line(options: list[str], environ: dict[str, str], profile: Path, tmp_path: Path) -> None:
+    """There is no such line when quiet, when verbose (which prints lines that stay), or on a dumb terminal."""
+    code, shown = on_terminal("stderr", tmp_path / "plan.json", "solve", profile, *options, *FAST, **environ)
+    assert code == 0
+    assert "\x1b" not in shown
+    assert (shown == "") is ("-q" in options)
+
+
+def test_faults_found_later_name_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a placement or the memory makes impossible is said of the profile, by its name."""
+    apart = profile_document(3, devices=[{"id": "g0", "site": "a"}, {"id": "g1", "site": "b"}], links=[])
+    for stage in apart["stages"]:
+        stage["device"] = "g0"
+    apart["stages"].append({**apart["stages"][0], "id": "s3"})
+    file = write_json(tmp_path / "p.json", apart)
+    unlinked = call(capsys, "solve", file, "--placement", "loop")
+    assert unlinked.code == 3
+    assert f"error: {file}: $.stages[1].device: no link joins" in unlinked.err
+    small = profile_document(devices=[{"id": "g0", "memory_bytes": 20_000_000_001}, {"id": "g1"}])
+    full = call(capsys, "solve", write_json(file, small))
+    assert full.code == 4
+    assert full.err.startswith(f'error: {file}: $.devices[0].memory_bytes: device "g0" needs ')
+
+
+def test_warnings_of_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the search warns of (a placement left out) stands on stderr and in the report, unless quiet."""
+    document = profile_document(devices=[{"id": "g0"}, {"id": "g1", "site": "far"}], links=[])
+    document["stages"][1]["device"] = "g0"
+    file = write_json(tmp_path / "p.json", document)
+    options = ("--placement", "auto", "--method", "greedy", "--json")
+    outcome = call(capsys, "solve", file, *options)
+    assert outcome.code == 0
+    found = [fault["code"] for fault in outcome.document["diagnostics"]]
+    assert found.count("placement-refused") == outcome.err.count("[placement-refused]") >= 1
+    assert call(capsys, "solve", file, *options, "-q").err == ""
 
 
 @pytest.mark.parametrize(
@@ -171,9 +237,24 @@ def test_output_is_checked_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_json_and_plan_cannot_share_stdout(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two documents on stdout are refused."""
-    outcome = call(capsys, "solve", profile, "--json", "-o", "-")
-    assert outcome.code == 2
-    assert outcome.document["diagnostics"][0]["code"] == "stdout-twice"
+    for output in ("-", "/dev/stdout"):
+        outcome = call(capsys, "solve", profile, "--json", "-o", output)
+        assert outcome.code == 2
+        assert outcome.document["diagnostics"][0]["code"] == "stdout-twice"
+
+
+def test_plan_to_the_device_of_stdout(profile: Path, tmp_path: Path) -> None:
+    """Standard output by the name of its device gets the same bytes, wherever it leads."""
+    plain = spawn("solve", profile, "-q", *FAST)
+    assert plain.code == 0
+    assert spawn("solve", profile, "-q", "-o", "/dev/stdout", *FAST).out == plain.out
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "cpipe.cli", "solve", str(profile), "-q", "-o", "/dev/stdout", *FAST]
+    with log.open("wb") as file:
+        file.write(b"before\n")
+        file.flush()
+        subprocess.run(command, stdout=file, check=True, cwd=ROOT)
+    assert log.read_text() == "before\n" + plain.out
 
 
 def test_bad_options_come_together(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,8 +324,11 @@ def test_placement_that_does_not_apply(tmp_path: Path, capsys: pytest.CaptureFix
     assert outcome.document["diagnostics"][0]["code"] == "placement-does-not-apply"
 
 
-def test_max_gap(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The gap of an accepted plan is within the one that was asked for."""
-    outcome = call(capsys, "solve", profile, "--max-gap", "0.5", "--json")
-    assert outcome.code == 0
-    assert outcome.document["gap"] <= 0.5
+def test_max_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The search ends with the first plan within the gap that was asked for; without one it goes on to the best."""
+    wide = write_json(tmp_path / "wide.json", profile_document(4, 6))
+    accepted = call(capsys, "solve", wide, "--max-gap", "0.5", "--json").document
+    assert (accepted["status"], accepted["found_by"]) == ("feasible", "gpipe")
+    assert 0 < accepted["gap"] <= 0.5
+    best = call(capsys, "solve", wide, "--json").document
+    assert (best["status"], best["gap"]) == ("optimal", 0)

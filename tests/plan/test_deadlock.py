@@ -51,6 +51,15 @@ def test_two_sends_face_each_other() -> None:
     assert fault.path == "$.ranks[0].ops[1]"
 
 
+def test_message_of_one_end_has_no_makespan() -> None:
+    """A rank that waits for what nobody sends never finishes: there is no cycle, and no time is compared either."""
+    late = hand_plan([0, 1], 1, ["F0.0", "R1.0@0 ?1.0@0 F1.0"], [link(0, 1, "activation")], makespan_ns=77)
+    assert hangs(late) == set()
+    codes = {fault.code for fault in validate(late)}
+    assert "missing-send" in codes
+    assert not codes & {"before-input", "wrong-makespan", "overlap"}
+
+
 def test_receives_posted_too_early_block_sends() -> None:
     """A3: a receive placed when its sender is merely scheduled stands before a send that the peer waits for."""
     plan = hand_plan(

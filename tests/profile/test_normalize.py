@@ -197,8 +197,6 @@ DERIVED = {"$.stages[0].parameter_bytes": 1000, "$.stages[0].gradient_bytes": 20
         ({"mode": "ddp", "replicas": 2}, {"$.stages[0].all_reduce_ms": 7}, 0, 7_000_000),
         # a time of the other mode does not count
         ({"mode": "ddp", "replicas": 2}, {"$.stages[0].all_gather_ms": 5}, 0, 4_000_000),
-        # one replica has nothing to exchange, measured or not
-        ({"mode": "zero1", "replicas": 1}, {"$.stages[0].all_gather_ms": 5}, 0, 0),
     ],
 )
 def test_collective_times(job: dict[str, Any], edits: Edits, gather_ns: int, reduce_ns: int) -> None:
@@ -206,6 +204,36 @@ def test_collective_times(job: dict[str, Any], edits: Edits, gather_ns: int, red
     problem = problem_of({"$.data_parallel": {"latency_ms": 1, "bandwidth_gbit_s": 0.008, **job}, **DERIVED, **edits})
     assert (problem.stages[0].all_gather_ns, problem.stages[0].reduce_ns) == (gather_ns, reduce_ns)
     assert problem.collectives == Collectives(mode=job["mode"], replicas=job["replicas"])
+
+
+def test_one_replica_exchanges_nothing() -> None:
+    """A replica alone runs no collectives, measured or not, and the link that they would share is not theirs."""
+    job = {"mode": "zero1", "replicas": 1, "contends_with": ["dc-a", "dc-b"]}
+    problem = problem_of({"$.data_parallel": job, "$.stages[0].all_gather_ms": 5, "$.stages[1].device": "g0"})
+    assert (problem.collectives, problem.pipes) == (None, ())
+    assert (problem.stages[0].all_gather_ns, problem.stages[0].reduce_ns) == (0, 0)
+
+
+def test_collectives_count_in_the_total_time() -> None:
+    """Collectives that alone would leave 62 bits of nanoseconds are refused, like any other duration."""
+    edits = {"$.data_parallel.latency_ms": 1e12, "$.data_parallel.replicas": 1_000_000}
+    with pytest.raises(ProfileError, match=r"one iteration could take 4e\+18 ms, more .* \[total-time-too-large\]"):
+        problem_of(edits)
+
+
+def test_times_beyond_any_float_are_told() -> None:
+    """A bandwidth so small that no float holds the time of a message is refused with that time."""
+    expected = r"one iteration could take 5\.12000e\+316 ms, more than the 4\.61169e\+12 ms allowed"
+    with pytest.raises(ProfileError, match=expected):
+        problem_of({"$.links[0].bandwidth_gbit_s": 1e-320})
+
+
+def test_memory_need_not_suffice_for_a_given_schedule() -> None:
+    """Without the proof about memory a profile is translated all the same, so that a plan can be held against it."""
+    edits = {"$.devices[0].memory_bytes": 1}
+    with pytest.raises(InfeasibleError, match=r"\[memory-too-small\]"):
+        problem_of(edits)
+    assert problem_of(edits, prove_memory=False).devices[0].capacity_bytes == 1
 
 
 def test_without_data_parallelism_times_are_unused() -> None:

@@ -72,10 +72,10 @@ def scaled(factor: float) -> dict[str, Any]:
         # forward latency far above the backward one
         (
             {
-                "$.links[0]": {"from": "dc-a", "to": "dc-b", "latency_ms": 5},
+                "$.links[0]": {"from": "dc-a", "to": "dc-b", "latency_ms": 4.1},
                 "$.links[1]": {"from": "dc-b", "to": "dc-a", "latency_ms": 1},
             },
-            "$.links[0].latency_ms: latency of 5 ms forward, but 1 ms backward: "
+            "$.links[0].latency_ms: latency of 4.1 ms forward, but 1 ms backward: "
             "was waiting measured too? [latency-uneven]",
         ),
         # what D leaves for W is not said
@@ -117,6 +117,10 @@ def test_suspicious_numbers_are_pointed_out(edits: Edits, expected: str) -> None
         {"$.stages[0].held_for_weight_grad_bytes": 0},  # said to be nothing
         {"$.devices[0].memory_bytes": 100},  # small, and enough for what stands there
         {"$.links[0].bandwidth_gbit_s": 100_000},
+        {  # four times the latency of the way back, not more
+            "$.links[0]": {"from": "dc-a", "to": "dc-b", "latency_ms": 4},
+            "$.links[1]": {"from": "dc-b", "to": "dc-a", "latency_ms": 1},
+        },
         {"$.stages[0].forward_ms": 0, "$.stages[1].forward_ms": 0, "$.links[0].latency_ms": 0},  # no forward at all
         {"$.data_parallel.mode": "ddp", "$.stages[0].all_gather_ms": 1},  # measured for the other mode
         {"$.stages[1].full_backward_ms": 24},  # balance 16.25 / 27 = 0.602

@@ -130,6 +130,7 @@ def test_file_too_large(tmp_path: Path) -> None:
     """A file that is no profile by its size alone is not read into memory."""
     path = tmp_path / "large.json"
     with path.open("wb") as stream:
+        stream.write(b'{"a"')
         stream.truncate(2**25 + 1)
     with pytest.raises(ProfileError, match=r"expected at most 33554432 bytes, got more \[file-too-large\]$"):
         load_profile(path)

@@ -54,6 +54,15 @@ def test_all_faults_come_at_once_in_file_order() -> None:
     ]
 
 
+def test_only_the_first_faults_get_a_guess() -> None:
+    """Guesses at what was meant stop after ten of a kind, so that thousands of faults are told without delay."""
+    stages = [{**BASE["stages"][1], "id": f"s{index}", "device": "gg0", "forwrd_ms": 1} for index in range(20)]
+    hints = [(fault.code, fault.hint) for fault in faults(edited({"$.stages": stages}))]
+    assert hints.count(("unknown-key", 'did you mean "forward_ms"?')) == 10
+    assert hints.count(("unknown-key", None)) == 10
+    assert [hint for code, hint in hints if code == "unknown-device"].count(None) == 10
+
+
 def test_every_missing_key_is_named() -> None:
     """An empty object lacks each required key, and says so for each."""
     assert lines({}) == [

@@ -67,6 +67,14 @@ def as_json(report: Report) -> dict[str, Any]:
     return document
 
 
+def test_odd_text_is_escaped() -> None:
+    """Text that UTF-8 cannot hold, as file names can bring in, is escaped; the document stays one line of JSON."""
+    fault = Diagnostic(code="file-not-found", message="no such file", file="\udcff.json", hint="\ud800")
+    (line,) = encode_report(failure_report("validate", "error", [fault])).decode().splitlines()
+    (found,) = json.loads(line)["diagnostics"]
+    assert (found["file"], found["hint"]) == ("\\udcff.json", "\\ud800")
+
+
 def test_solve_report() -> None:
     """A search reports status, times [ms], gap, who found and proved it, and every device."""
     document = as_json(solved(20_000_000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from sample_plans import MS, make_problem, one_f_one_b, sample_plan
 
 from cpipe.ir import Schedule
@@ -23,6 +24,28 @@ def test_gpipe_in_flight() -> None:
     problem = make_problem(2, 3)
     gpipe = Schedule.from_text("0F0 0F1 0F2 0B0 0B1 0B2\n1F0 1F1 1F2 1B0 1B1 1B2", 3)
     assert [device.in_flight for device in plan_figures(sample_plan(problem, gpipe))] == [3, 3]
+
+
+def test_split_backward_in_flight() -> None:
+    """A microbatch is in flight from its F to its D; the W that is left is no microbatch on its way."""
+    problem = make_problem(1, 3)
+    for text, expected in (
+        ("0F0 0D0 0W0 0F1 0F2 0D1 0W1 0D2 0W2", 2),
+        ("0F0 0D0 0F1 0D1 0F2 0D2 0W0 0W1 0W2", 1),
+    ):
+        assert plan_figures(sample_plan(problem, Schedule.from_text(text, 3)))[0].in_flight == expected
+
+
+def test_figures_go_by_rank() -> None:
+    """A plan whose programs stand in another order, or of ranks that do not exist, has each rank's own figures."""
+    problem = make_problem(2, 4, capacity_bytes=50_000)
+    plan = sample_plan(problem, one_f_one_b(problem))
+    stray = replace(plan.ranks[0], rank=7, device="g7")
+    turned = replace(plan, ranks=(plan.ranks[1], plan.ranks[0], stray))
+    own = plan_figures(plan, problem)
+    assert plan_figures(turned, problem)[:2] == (own[1], own[0])
+    lost = plan_figures(turned, problem)[2]
+    assert (lost.name, lost.stages, lost.peak_bytes, lost.capacity_bytes) == ("g7", (), 0, None)
 
 
 def test_bubble_of_one_f_one_b() -> None:

@@ -29,6 +29,24 @@ def with_collectives(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, ranks=ranks)
 
 
+@pytest.mark.parametrize("width", [1, 80, 300])
+def test_impossible_times_are_drawn(width: int) -> None:
+    """Times that no valid plan has (negative, huge, ending before they start) still give lanes of equal width."""
+    problem = make_problem(2, 4)
+    plan = sample_plan(problem, one_f_one_b(problem))
+    changes: list[dict[str, int]] = [
+        {"start_ns": -(2**62)}, {"end_ns": -5}, {"start_ns": 2**62}, {"end_ns": 2**62}, {"end_ns": 0}
+    ]  # fmt: skip
+    for change in changes:
+        ops = list(plan.ranks[0].ops)
+        ops[1] = msgspec.structs.replace(ops[1], **change)
+        rank = msgspec.structs.replace(plan.ranks[0], ops=tuple(ops))
+        odd = msgspec.structs.replace(plan, ranks=(rank, plan.ranks[1]))
+        lanes = [line for line in render_gantt(odd, width=width).splitlines() if line.startswith("g")]
+        assert len(lanes) == 2
+        assert {len(lane) for lane in lanes} == {max(width, 23)}
+
+
 def test_one_f_one_b_chart(golden: Callable[[str], None]) -> None:
     """Each op shows its letter and microbatch, filled up with the line style of its kind."""
     problem = make_problem(4, 6, latency_ms=1)

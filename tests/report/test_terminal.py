@@ -37,9 +37,12 @@ def test_colour_policy(environ: dict[str, str], on_terminal: bool, in_pipe: bool
 
 
 def test_width_honours_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """COLUMNS sets the width; without it what is no terminal has 100 columns; nonsense does not count."""
+    """COLUMNS sets the width; at most 10 000; without it what is no terminal has 100; nonsense does not count."""
     monkeypatch.setenv("COLUMNS", "57")
     assert line_width(io.StringIO()) == 57
+    for huge in ("10001", "9" * 5000):
+        monkeypatch.setenv("COLUMNS", huge)
+        assert line_width(io.StringIO()) == 10_000
     for nonsense in ("", "0", "-3", "wide"):
         monkeypatch.setenv("COLUMNS", nonsense)
         assert line_width(io.StringIO()) == 100

@@ -2,7 +2,7 @@
 
 It reads the plan's own words and executes them on its own machine, so a mistake in the simulator, in a search or in
 the lowering cannot hide itself. Checks, in the order of what they build on: header, instructions one by one, compute
-ops, messages, their order at both ends, deadlock, collectives, windows, memory, times.
+ops, messages, their order at both ends, deadlock, collectives, windows, memory, times, claimed transports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cpipe.ir import Plan, Problem
 from cpipe.plan.validate.collectives import check_collectives
 from cpipe.plan.validate.compute import check_compute
 from cpipe.plan.validate.deadlock import check_deadlock
-from cpipe.plan.validate.identity import check_identity, same_shape
+from cpipe.plan.validate.identity import check_bound, check_identity, same_shape
 from cpipe.plan.validate.layout import check_layout
 from cpipe.plan.validate.memory import check_memory
 from cpipe.plan.validate.messages import check_messages
@@ -20,13 +20,19 @@ from cpipe.plan.validate.report import Report
 from cpipe.plan.validate.steps import check_steps
 from cpipe.plan.validate.streams import TRANSPORTS, check_streams, collect_ends
 from cpipe.plan.validate.times import check_replay, check_stated_times
+from cpipe.plan.validate.transports import check_transports, safe_transports
 from cpipe.plan.validate.windows import check_windows
 
-__all__ = ["TRANSPORTS", "validate"]
+__all__ = ["TRANSPORTS", "safe_transports", "validate"]
 
 
 def validate(
-    plan: Plan, problem: Problem | None = None, *, file: str | None = None, transport: str = "channels"
+    plan: Plan,
+    problem: Problem | None = None,
+    *,
+    file: str | None = None,
+    transport: str = "channels",
+    closed_bound_ns: int | None = None,
 ) -> tuple[Diagnostic, ...]:
     """Check a plan.
 
@@ -40,6 +46,8 @@ def validate(
         Name for the messages.
     transport
         Under which queue model it must not hang: one of `TRANSPORTS`.
+    closed_bound_ns
+        The lower bound of the problem [ns] that closed forms prove, to hold a claim of one against.
 
     Returns
     -------
@@ -56,6 +64,7 @@ def validate(
         raise UsageError(f"unknown transport {transport!r}, known are {', '.join(TRANSPORTS)}", code="transport")
     report = Report(file)
     check_identity(plan, problem, report)
+    check_bound(plan, closed_bound_ns, report)
     if problem is not None and not same_shape(plan, problem):
         problem = None
     before = len(report)
@@ -77,4 +86,5 @@ def validate(
         check_replay(layout, programs, problem, report)
     elif finishes:
         check_stated_times(layout, programs, computed, sane, report)
+    check_transports(layout, programs, ends, transport if sane else None, report)
     return report.diagnostics()

@@ -108,6 +108,9 @@ def _check_ranks(layout: Layout, report: Report) -> None:
             report.rank("rank", place, f"rank {program.rank} has a second program")
         else:
             layout.programs[program.rank] = (place, program)
+            if program.rank != place:
+                message = f"expected rank {place} here, got {program.rank}: programs stand in the order of their ranks"
+                report.rank("rank", place, message)
     for rank in range(layout.num_ranks):
         if rank not in layout.programs:
             report.header("rank", "$.ranks", f"rank {rank} has no program")

@@ -36,7 +36,20 @@ def check_windows(
         if size is not None and channel.message_bytes != size:
             message = f"channel {index}: messages of {channel.message_bytes} bytes, the problem has {size}"
             report.header("message-bytes", f"{path}.message_bytes", message)
+    if problem is None:
+        _check_buffers(layout, windows, report)
     return windows
+
+
+def _check_buffers(layout: Layout, windows: dict[int, int], report: Report) -> None:
+    """Check the claimed peaks against the posted receives alone: all that is known of memory without a problem."""
+    buffers = Counter[int]()
+    for index, channel in layout.channels.items():
+        buffers[channel.target] += windows[index] * channel.message_bytes
+    for rank, peak in enumerate(layout.plan.claims.peak_bytes):
+        if peak < buffers[rank]:
+            message = f"rank {rank}: posted receives alone take {buffers[rank]} bytes, the plan says a peak of {peak}"
+            report.header("wrong-peak", f"$.claims.peak_bytes[{rank}]", message)
 
 
 def _count(layout: Layout, steps: list[Step]) -> Counter[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cpipe.errors import Diagnostic, ProfileError
-from cpipe.profile.reading import BadNumber, JsonObject, shown
+from cpipe.errors import Diagnostic
+from cpipe.jsontext.reading import BadNumber, Format, JsonObject, shown
 
 __all__ = ["MAX_DEPTH", "item", "member", "scan"]
 
@@ -25,7 +25,7 @@ def item(path: str, index: int) -> str:
     return f"{path}[{index}]"
 
 
-def scan(tree: Any, file: str) -> tuple[dict[str, int], list[Diagnostic]]:
+def scan(tree: Any, file: str, form: Format) -> tuple[dict[str, int], list[Diagnostic]]:
     """Walk a whole tree, the user's extensions included.
 
     Returns
@@ -36,7 +36,7 @@ def scan(tree: Any, file: str) -> tuple[dict[str, int], list[Diagnostic]]:
 
     Raises
     ------
-    ProfileError
+    InputError
         When values are nested deeper than `MAX_DEPTH`; nothing below would be safe to walk.
     """
     order: dict[str, int] = {}
@@ -46,7 +46,7 @@ def scan(tree: Any, file: str) -> tuple[dict[str, int], list[Diagnostic]]:
         path, value, depth = pending.pop()
         order[path] = len(order)
         if depth > MAX_DEPTH:
-            raise ProfileError(
+            raise form.error(
                 (Diagnostic(code="too-deep", message=f"nested deeper than {MAX_DEPTH} levels", file=file),)
             )
         if isinstance(value, JsonObject):

@@ -1,6 +1,6 @@
 """From bytes to a JSON tree that keeps what `json` loses: duplicate keys and numbers no field can hold.
 
-Syntax faults end the reading and carry line and column; everything else is left to `cpipe.profile.scan`.
+Syntax faults end the reading and carry line and column; everything else is left to `cpipe.jsontext.scan`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from cpipe.errors import Diagnostic, ProfileError
+from cpipe.errors import Diagnostic, InputError
 
-__all__ = ["BadNumber", "JsonObject", "parse_json", "read_bytes", "shown"]
+__all__ = ["BadNumber", "Format", "JsonObject", "parse_json", "read_bytes", "shown"]
 
-MAX_FILE_BYTES = 2**25
+_CHUNK = 2**20
 _MAX_DIGITS = 300
 _SHOWN = 40
 _NUMBERS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(-?(?:Infinity|NaN|[0-9][0-9.eE+-]*))')
@@ -36,8 +36,24 @@ _EXPECTED = {
 _OS_FAULTS = {
     errno.ENOENT: ("file-not-found", "no such file"),
     errno.EISDIR: ("is-a-directory", "expected a file, got a directory"),
+    errno.EBADF: ("unreadable", "standard input is closed"),
     errno.EACCES: ("permission-denied", "no permission to read this file"),
 }
+
+
+class Format(NamedTuple):
+    """One of the formats that cpipe reads.
+
+    `name` and `version` stand in the file, `noun` is what people call it, `error` is raised for what is wrong with it.
+    No file of it is larger than `max_bytes` [bytes]; `newer_hint` says what to do about one of a newer version.
+    """
+
+    name: str
+    version: int
+    noun: str
+    error: type[InputError]
+    max_bytes: int
+    newer_hint: str = "update cpipe"
 
 
 class JsonObject(dict[str, Any]):
@@ -58,42 +74,56 @@ class BadNumber:
     column: int
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
+def read_bytes(path: str | os.PathLike[str], form: Format) -> bytes:
     """Return the content of `path`, or of standard input for ``-``.
 
     Raises
     ------
-    ProfileError
-        When it cannot be read, or is larger than 32 MiB (no profile is).
+    InputError
+        When it cannot be read, or is larger than any file of this format.
     """
     file = os.fspath(path)
     try:
         if file == "-":
-            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+            data = _read_at_most(sys.stdin.buffer, form.max_bytes)
         else:
             with Path(file).open("rb") as stream:
-                data = stream.read(MAX_FILE_BYTES + 1)
+                data = _read_at_most(stream, form.max_bytes)
     except OSError as error:
         code, message = _OS_FAULTS.get(error.errno or 0, ("unreadable", error.strerror or "cannot be read"))
-        raise _fault(file, code, message) from None
+        raise _fault(file, form, code, message) from None
     except ValueError:
-        raise _fault(file, "unreadable", "this is not the name of a file") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise _fault(file, "file-too-large", f"expected at most {MAX_FILE_BYTES} bytes, got more")
+        raise _fault(file, form, "unreadable", "this is not the name of a file") from None
+    if len(data) > form.max_bytes:
+        raise _fault(file, form, "file-too-large", f"expected at most {form.max_bytes} bytes, got more")
     return data
 
 
-def parse_json(data: bytes, file: str) -> Any:
+def _read_at_most(stream: BinaryIO, limit: int) -> bytes:
+    """Return what `stream` holds, but little more than `limit` bytes of it, and of what is no text only the head."""
+    data = bytearray()
+    while len(data) <= limit and (chunk := stream.read(_CHUNK)):
+        data += chunk
+        if _is_binary(data):  # a device such as /dev/zero has no end
+            break
+    return bytes(data)
+
+
+def _is_binary(data: bytes | bytearray) -> bool:
+    return data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in data[:4]
+
+
+def parse_json(data: bytes, file: str, form: Format) -> Any:
     """Decode UTF-8 JSON; objects become `JsonObject`, numbers out of range `BadNumber`.
 
     Raises
     ------
-    ProfileError
+    InputError
         With the one syntax fault, its line and column.
     """
-    text = _decode(data, file)
+    text = _decode(data, file, form)
     if not text or text.isspace():
-        raise _fault(file, "empty-file", "expected a JSON object, got an empty file")
+        raise _fault(file, form, "empty-file", "expected a JSON object, got an empty file")
     reader = _NumberReader(text)
     try:
         return json.loads(
@@ -104,9 +134,9 @@ def parse_json(data: bytes, file: str) -> Any:
             parse_constant=reader.constant,
         )
     except json.JSONDecodeError as error:
-        _raise_syntax_fault(text, error, file)
+        _raise_syntax_fault(text, error, file, form)
     except RecursionError:
-        raise _fault(file, "too-deep", "lists and objects are nested too deeply") from None
+        raise _fault(file, form, "too-deep", "lists and objects are nested too deeply") from None
 
 
 def shown(value: Any) -> str:
@@ -122,20 +152,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _fault(file: str, code: str, message: str, hint: str | None = None) -> ProfileError:
-    return ProfileError((Diagnostic(code=code, message=message, file=file, hint=hint),), hint=hint)
+def _fault(file: str, form: Format, code: str, message: str, hint: str | None = None) -> InputError:
+    return form.error((Diagnostic(code=code, message=message, file=file, hint=hint),), hint=hint)
 
 
-def _decode(data: bytes, file: str) -> str:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in data[:4]:
+def _decode(data: bytes, file: str, form: Format) -> str:
+    if _is_binary(data):
         hint = "save the file as UTF-8"
-        raise _fault(file, "not-utf8", "expected UTF-8, got UTF-16 or UTF-32", hint)
+        raise _fault(file, form, "not-utf8", "expected UTF-8, got UTF-16 or UTF-32", hint)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", errors="replace")
         message = f"expected UTF-8, got the byte 0x{data[error.start]:02x}"
-        raise _syntax_fault(before, len(before), "not-utf8", message, file, "save the file as UTF-8") from None
+        raise _syntax_fault(before, len(before), "not-utf8", message, file, form, "save the file as UTF-8") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
@@ -182,14 +212,16 @@ def _position(text: str, offset: int) -> tuple[int, int]:
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
-def _syntax_fault(text: str, offset: int, code: str, message: str, file: str, hint: str | None = None) -> ProfileError:
+def _syntax_fault(
+    text: str, offset: int, code: str, message: str, file: str, form: Format, hint: str | None = None
+) -> InputError:
     line, column = _position(text, offset)
-    return ProfileError(
+    return form.error(
         (Diagnostic(code=code, message=message, file=file, line=line, column=column, hint=hint),), hint=hint
     )
 
 
-def _raise_syntax_fault(text: str, error: json.JSONDecodeError, file: str) -> NoReturn:
+def _raise_syntax_fault(text: str, error: json.JSONDecodeError, file: str, form: Format) -> NoReturn:
     """Say in a user's words what `json` could not read."""
     rest = text[error.pos :].lstrip()
     offset = len(text) - len(rest)
@@ -210,7 +242,7 @@ def _raise_syntax_fault(text: str, error: json.JSONDecodeError, file: str) -> No
         code, message, hint = "trailing-comma", "expected no comma after the last value", "delete the comma"
     elif error.msg == "Extra data":
         code, message = "trailing-data", "expected the end of the file after the JSON document"
-        hint = "one file holds one profile"
+        hint = f"one file holds one {form.noun}"
     else:
         code, message = "bad-json", f"expected {_EXPECTED.get(error.msg, 'JSON')}, got {shown(rest[0])}"
-    raise _syntax_fault(text, offset, code, message, file, hint) from None
+    raise _syntax_fault(text, offset, code, message, file, form, hint) from None
