@@ -24,6 +24,8 @@ __all__ = ["HostLane", "Lane", "StreamLane", "Ticket", "make_lane"]
 
 # the monitor ends waits long before; this only keeps the transport's own, shorter default out of the way
 _NEVER = timedelta(days=7)
+_JOIN_S = 10.0
+_FAILED_JOIN_S = 0.1
 _POLL_S = 0.001
 
 Works = Sequence[Any]
@@ -146,8 +148,13 @@ class HostLane(Lane):
             self.join(self._last)
 
     def close(self) -> None:
-        """Let the thread end once it has nothing to wait for."""
+        """Let the thread end once it has nothing to wait for, and wait for that.
+
+        A thread that is still in the back end when the interpreter ends would abort the process. After a failure it
+        may wait for a lost peer and never return.
+        """
         self._tickets.put(None)
+        self._thread.join(_FAILED_JOIN_S if self.monitor.failed else _JOIN_S)
 
     def _run(self) -> None:
         while (ticket := self._tickets.get()) is not None:
