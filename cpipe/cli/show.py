@@ -35,7 +35,8 @@ def show(
         fits = 1 <= width <= MAX_WIDTH
         check_ranges([("--width", width, fits, f"a number in [1, {MAX_WIDTH}]")])
 
-    from cpipe.plan import load_plan
+    from cpipe.errors import Diagnostic
+    from cpipe.plan import load_plan, plan_digest
     from cpipe.report.figures import plan_figures
     from cpipe.report.gantt import GANTT_CHARACTERS, render_gantt
     from cpipe.report.summary import device_table, load_line, plan_line
@@ -56,4 +57,8 @@ def show(
         colour=use_colour(sys.stdout),
     )
     figures = plan_figures(loaded, problem)
-    Printer().answer("\n".join([plan_line(loaded), "", chart, "", device_table(figures), "", load_line(figures)]))
+    printer = Printer()
+    if plan_digest(loaded) != loaded.digest:
+        message = "the digest is not that of the content: the plan was changed by hand and may not be valid"
+        printer.warnings([Diagnostic(code="plan-digest", file=plan, message=message, severity="warning")])
+    printer.answer("\n".join([plan_line(loaded, "\n"), "", chart, "", device_table(figures), "", load_line(figures)]))

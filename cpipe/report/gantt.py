@@ -159,12 +159,17 @@ def _legend(
     lanes: Sequence[Lane], horizon: int, columns: int, dense: bool, ascii_only: bool, colour: bool
 ) -> list[str]:
     used = {bar.kind for lane in lanes for bar in lane.bars}
-    entries = [_paint([_Cell(kind, kind)], colour) + f" {name}" for kind, name in _NAMES.items() if kind in used]
+    fill = _ASCII_FILL if ascii_only else _FILL
+    entries = [
+        _paint([_Cell(char, kind) for char in (kind if dense else kind + fill[kind])], colour) + f" {name}"
+        for kind, name in _NAMES.items()
+        if kind in used
+    ]
     entries.append(f"{_ASCII_IDLE if ascii_only else _IDLE} idle")
     scale = f"1 column = {format_ms(horizon // columns)} ms"
     if dense:
         return [", ".join(entries), f"{scale}; a column shows the kind that takes most of it"]
-    notes = ["the number is the microbatch"]
+    notes = ["an op shows its kind and, where there is room, its microbatch"]
     if any(len(bar.labels) == 3 for lane in lanes for bar in lane.bars):
         notes.append("2F0 is stage 2, forward, microbatch 0")
     if used & set("GRA"):

@@ -30,13 +30,13 @@ def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
     return "\n".join(lines)
 
 
-def plan_line(plan: Plan) -> str:
-    """Return what a plan claims, on one line."""
+def plan_line(plan: Plan, separator: str = "; ") -> str:
+    """Return what a plan claims, sizes and claims apart by `separator`."""
     claims, problem = plan.claims, plan.problem
     gap = (claims.makespan_ns - claims.lower_bound_ns) / claims.makespan_ns if claims.makespan_ns else 0.0
     name = f"{printable(problem.name)}: " if problem.name else ""
     return (
-        f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches; "
+        f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches{separator}"
         f"makespan {format_ms(claims.makespan_ns)} ms, lower bound {format_ms(claims.lower_bound_ns)} ms, "
         f"gap {format_percent(gap)}, made by {printable(plan.made_by.method)}, "
         f"bound proved by {_prover(claims.proved_by)}"
