@@ -7,6 +7,7 @@ stage must come out the same each time: seed from `Job.seed` and the stage, as `
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
 from collections import defaultdict
@@ -203,11 +204,28 @@ class SleepModel:
         return [torch.zeros(self.shape) for _ in range(self._job.microbatches)]
 
 
+_TRIAL_S = 0.005
 BUILT_IN: dict[str, ModelFactory] = {"transformer": TransformerModel, "sleep": SleepModel}
 
 
 def _mean_square(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
+
+
+def _nap(seconds: float) -> None:
+    """Sleep for `seconds` [s], less what a sleep on this machine takes too long at least."""
+    time.sleep(max(0.0, seconds - _overshoot_s()))
+
+
+@functools.cache
+def _overshoot_s() -> float:
+    """Return how much longer than asked the shortest of a few sleeps took [s]."""
+    late = []
+    for _ in range(5):
+        began = time.monotonic()
+        time.sleep(_TRIAL_S)
+        late.append(time.monotonic() - began - _TRIAL_S)
+    return max(0.0, min(late))
 
 
 @dataclass
@@ -251,7 +269,7 @@ class _SleepStage(nn.Module):
         """Return a tensor of the shape of `hidden`."""
         mb = self._order[self._calls % len(self._order)]
         self._calls += 1
-        time.sleep(self._naps.forward[mb])
+        _nap(self._naps.forward[mb])
         data = _SleepInBackward.apply(hidden, self._naps.input_grad.get(mb, 0.0))  # type: ignore[no-untyped-call]
         weight = _SleepInBackward.apply(self.weight, self._naps.weight_grad.get(mb, 0.0))  # type: ignore[no-untyped-call]
         output: Tensor = data * weight
@@ -269,5 +287,5 @@ class _SleepInBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if ctx.seconds > 0:
-            time.sleep(ctx.seconds)
+            _nap(ctx.seconds)
         return gradients[0], None

@@ -1,7 +1,7 @@
 """Torch's own pipeline runtime: run an exported table in it, and get the tables of its schedules.
 
-This is the one place that touches underscored names of `torch.distributed.pipelining`. They are those of torch 2.13:
-another version is refused here rather than misread.
+This is the one place that touches underscored names of `torch.distributed.pipelining`. They are those of torch 2.13
+and 2.14: another version is refused here rather than misread.
 
 ``step`` runs on any device of torch's; it is tested on CPU with gloo.
 """
@@ -21,7 +21,7 @@ from cpipe.errors import UsageError
 
 __all__ = ["TorchSchedule", "torch_messages", "torch_schedule_table"]
 
-_VERSION = "2.13."
+_VERSIONS = ("2.13.", "2.14.")  # those that the tests have run on
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -200,6 +200,7 @@ def _like(example: torch.Tensor | None, *, with_gradient: bool) -> torch.Tensor 
 
 
 def _check_version() -> None:
-    if not torch.__version__.startswith(_VERSION):
-        message = f"this reads internals of torch {_VERSION.rstrip('.')}, found torch {torch.__version__}"
+    if not torch.__version__.startswith(_VERSIONS):
+        known = " and ".join(version.rstrip(".") for version in _VERSIONS)
+        message = f"this reads internals of torch {known}, found torch {torch.__version__}"
         raise UsageError(message, code="torch-version")

@@ -12,6 +12,7 @@ from sample_plans import make_problem, one_f_one_b
 
 from cpipe.errors import UsageError
 from cpipe.ir import Plan
+from cpipe.runtime import models
 from cpipe.runtime.autograd import ForwardPass
 from cpipe.runtime.models import Job, SleepModel, TransformerModel, load_factory
 
@@ -27,6 +28,7 @@ def plan(*, split: bool) -> Plan:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Sleep no more; note how long it would have been [s]."""
+    monkeypatch.setattr(models, "_overshoot_s", lambda: 0.0)
     naps: list[float] = []
     monkeypatch.setattr("time.sleep", naps.append)
     return naps
@@ -136,3 +138,11 @@ def test_import_error_inside_a_model_is_its_own(tmp_path: object, monkeypatch: p
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         load_factory("needs_more:make")
+
+
+def test_sleeps_are_calibrated(slept: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sleep takes too long on this machine is taken off, and never more than there is."""
+    monkeypatch.setattr(models, "_overshoot_s", lambda: 0.25 * MS)
+    models._nap(MS)
+    models._nap(0.1 * MS)
+    assert slept == [pytest.approx(0.75 * MS), 0.0]

@@ -242,9 +242,9 @@ def test_reversed_backwards_are_outside_the_model() -> None:
 
 
 def test_other_versions_of_torch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The underscored names are those of one torch; another version is refused rather than misread."""
-    monkeypatch.setattr(torch, "__version__", "2.14.1")
+    """The underscored names are those of the torch versions tested; another one is refused rather than misread."""
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
     with pytest.raises(
-        UsageError, match=r"this reads internals of torch 2\.13, found torch 2\.14\.1 \[torch-version\]"
+        UsageError, match=r"this reads internals of torch 2\.13 and 2\.14, found torch 2\.15\.0 \[torch-version\]"
     ):
         torch_schedule_table("GPipe", 2, 2)
