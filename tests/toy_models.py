@@ -140,3 +140,8 @@ def checkpointed(job: Job) -> ToyModel:
 def reentrant(job: Job) -> ToyModel:
     """Return stages whose backward cannot be split."""
     return ToyModel(job, lambda stage, job: _Checkpointed(reentrant=True))
+
+
+def exiting(job: Job) -> ToyModel:
+    """Return no model: exit as if all were well."""
+    raise SystemExit(0)

@@ -10,8 +10,10 @@ code  meaning
 4     proven infeasible
 5     no acceptable answer within the limits
 70    a bug of cpipe
+129   ended by SIGHUP, while ranks ran
 130   interrupted
 141   nobody reads standard output any more
+143   ended by SIGTERM, while ranks ran
 ====  ==============================================
 
 Codes 3 to 5 belong to the exceptions of `cpipe.errors`.

@@ -13,9 +13,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from cpipe.errors import CpipeError, Diagnostic, NoSolutionError, UsageError
@@ -110,8 +112,16 @@ def launch(
         When a rank fails, with the exit code of the first that did; the others are ended at once.
     NoSolutionError
         When they are not done in time.
+    SystemExit
+        When this process is to end (SIGTERM, SIGHUP), so that the caller can clean up.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    with _signals_exit():
+        return _launch([sys.executable, "-m", module, *arguments], num_ranks, directory, timeout_s, note)
+
+
+def _launch(
+    command: Sequence[str], num_ranks: int, directory: Path, timeout_s: float | None, note: Callable[[str], None]
+) -> dict[int, str]:
     workers = []
     try:
         for rank in range(num_ranks):
@@ -131,6 +141,30 @@ def launch(
     finally:
         _stop(workers)
     return {rank: _log(directory, rank).read_text(errors="replace") for rank in range(num_ranks)}
+
+
+@contextlib.contextmanager
+def _signals_exit() -> Iterator[None]:
+    """Turn the first SIGTERM or SIGHUP into SystemExit with the code that a shell gives it; ignore what follows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets no other thread handle signals
+        return
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in names)}
+    handled = [number for number, handler in previous.items() if handler == signal.SIG_DFL]  # nohup's stays ignored
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in handled:
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _environment(rank: int, num_ranks: int, directory: Path) -> dict[str, str]:
@@ -176,17 +210,19 @@ def _stop(workers: Iterable[subprocess.Popen[bytes]]) -> None:
 def _failures(workers: Sequence[subprocess.Popen[bytes]], directory: Path) -> list[Failure]:
     """Return how ranks failed, the one where it began first.
 
-    A rank that ended without a word was not told of another's failure, so it comes before those that were; then those
-    that know where it happened; then the earlier.
+    A mistake in the call is never another rank's doing, so it comes first. A rank that ended without a word was not
+    told of another's failure, so it comes before those that were; then those that know where it happened; then the
+    earlier.
     """
     found: list[tuple[int, float, Failure]] = []
     for rank, worker in enumerate(workers):
         code, path = worker.poll(), directory / f"failure-{rank}.json"
         if path.is_file():
             document = json.loads(path.read_text(encoding="utf-8"))
-            found.append((1 if document["story"] else 2, document["time_s"], _told(rank, document)))
+            own = document["exit_code"] != NoSolutionError.exit_code
+            found.append((0 if own else 2 if document["story"] else 3, document["time_s"], _told(rank, document)))
         elif code:
-            found.append((0, 0.0, _silent(rank, code, _log(directory, rank))))
+            found.append((1, 0.0, _silent(rank, code, _log(directory, rank))))
     return [failure for _, _, failure in sorted(found, key=lambda item: item[:2])]
 
 

@@ -221,12 +221,9 @@ def _mismatches(result: dict[str, Any]) -> list[Diagnostic]:
     """Return a fault for each stage whose gradients are wrong, and for each rank that ran other ops than planned."""
     from cpipe.errors import Diagnostic
 
+    random = any(check.get("random") for check in result["gradients"])
     faults = [
-        Diagnostic(
-            code="gradient-mismatch",
-            message=f"stage {check['stage']}: the gradient of {check['parameter']} differs by up to "
-            f"{check['max_abs_difference']:g} from that of a single process",
-        )
+        Diagnostic(code="gradient-mismatch", message=_difference(check, random))
         for check in result["gradients"]
         if not check["equal"]
     ]
@@ -237,3 +234,16 @@ def _mismatches(result: dict[str, Any]) -> list[Diagnostic]:
         for device in result["devices"]
         if not device["order_kept"]
     ]
+
+
+def _difference(check: dict[str, Any], random: bool) -> str:
+    """Say how the gradients of a stage differ; `random`: whether any stage draws random numbers."""
+    stage = f"stage {check['stage']}"
+    if check.get("random"):
+        return f"{stage} draws random numbers (dropout?): its gradients cannot be compared"
+    if random:
+        return f"{stage}: its gradients cannot be compared, as another stage draws random numbers (dropout?)"
+    return (
+        f"{stage}: the gradient of {check['parameter']} differs by up to {check['max_abs_difference']:g} "
+        "from that of a single process"
+    )

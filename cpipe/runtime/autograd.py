@@ -95,9 +95,16 @@ class ForwardPass:
                 if grad is not None
             ]
             starts += [(get_gradient_edge(self._outputs[index]), self._grads[index]) for index in part.roots]
-            if starts:
-                edges, grads = zip(*starts, strict=True)
+            if not starts:
+                continue
+            edges, grads = zip(*starts, strict=True)
+            # Hooks on a source have run in D; run again on what they made, they must not change it once more.
+            hooks = [node.register_prehook(partial(_instead, captured)) for node, captured in part.captured]
+            try:
                 torch.autograd.backward(edges, grads, inputs=part.parameters)
+            finally:
+                for hook in hooks:
+                    hook.remove()
 
 
 class _Part:
@@ -207,6 +214,11 @@ class _Groups:
     def join(self, first: Node, second: Node) -> None:
         """Make the sets of two nodes one."""
         self.parent[self.find(first)] = self.find(second)
+
+
+def _instead(captured: tuple[Tensor | None, ...], _: object) -> tuple[Tensor | None, ...]:
+    """Return what flowed into a node in D, for what flows into it now."""
+    return captured
 
 
 def _or_zeros(grad: Tensor | None, tensor: Tensor) -> Tensor:

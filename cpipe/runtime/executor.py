@@ -113,6 +113,8 @@ class PlanExecutor:
         self._watchdog = watchdog or Watchdog()
         self._device = _device_of(device, stages)
         self._bulletin = Bulletin()
+        faults = local_faults(plan, self.rank, stages, loss_fn is not None)
+        replicated = plan.groups and not faults
         card = Card(
             rank=self.rank,
             pipeline=tuple(dist.get_process_group_ranks(group)),
@@ -122,8 +124,8 @@ class PlanExecutor:
             scale_grads=scale_grads,
             emulates=emulation is not None,
             specs={str(stage): encode_spec(spec) for stage, spec in sorted((specs or {}).items())},
-            weights={str(stage): weights_sum(module) for stage, module in stages.items()} if plan.groups else {},
-            faults=local_faults(plan, self.rank, stages, loss_fn is not None),
+            weights={str(stage): weights_sum(module) for stage, module in stages.items()} if replicated else {},
+            faults=faults,
         )
         self._crew = meet(self._bulletin, card, plan, self._watchdog.startup_s)
         scale = plan.problem.microbatches if scale_grads else 1
@@ -226,7 +228,14 @@ class PlanExecutor:
         self._monitor.enter(self._activity("compute", "making the optimizers"))
         pipeline = next(pipeline for pipeline in self._crew.pipelines if self._bulletin.me in pipeline)
         self._clock = Clock(self._device, self._record)
-        self._timetable = Timetable(self._plan, self.rank, self._watchdog, pipeline, self._wires.replicas)
+        self._timetable = Timetable(
+            self._plan,
+            self.rank,
+            self._watchdog,
+            pipeline,
+            self._wires.replicas,
+            host_runs_ahead=self._device.type == "cuda",
+        )
         self._interpreter = Interpreter(
             self._plan,
             self.rank,

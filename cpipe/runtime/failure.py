@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +18,7 @@ import msgspec
 from cpipe.errors import CpipeError, Diagnostic, NoSolutionError
 from cpipe.runtime.faults import RuntimeFault
 
-__all__ = ["RUN_DIR", "WorkerFailure", "failure_of", "reported"]
+__all__ = ["RUN_DIR", "WorkerFailure", "exits_are_failures", "failure_of", "reported"]
 
 RUN_DIR = "CPIPE_RUN_DIR"
 """Environment variable: a directory that all workers of a launch share; without it, they meet as torchrun says."""
@@ -44,11 +45,29 @@ def failure_of(error: BaseException, rank: str) -> WorkerFailure:
             story = "".join(traceback.format_exception(error.__cause__))  # of the rank where it happened alone
     elif isinstance(error, CpipeError):
         code, diagnostics, hint = error.exit_code, error.diagnostics, error.hint
+        if isinstance(error.__cause__, SystemExit):
+            story = "".join(traceback.format_exception(error.__cause__))  # where the model called exit
     else:
         code, story = NoSolutionError.exit_code, "".join(traceback.format_exception(error))
         text = " ".join(f"{type(error).__name__}: {error}".split())
         diagnostics = (Diagnostic(code="rank-failed", message=f"rank {rank}: {text}"),)
     return WorkerFailure(time_s=time.monotonic(), exit_code=code, diagnostics=diagnostics, story=story, hint=hint)
+
+
+@contextmanager
+def exits_are_failures(rank: int) -> Iterator[None]:
+    """Let no model end its rank with an exit code of its own: the others would be left alone, and 0 look like success.
+
+    Raises
+    ------
+    NoSolutionError
+        In place of SystemExit.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        message = f"rank {rank}: the model's code ended the process: SystemExit({error.code!r})"
+        raise NoSolutionError(message, code="rank-failed") from error
 
 
 def reported(work: Callable[[], int]) -> NoReturn:

@@ -2,7 +2,8 @@
 
 On CPU they must be equal bit by bit: the same kernels see the same numbers, and a stage's microbatches are added up in
 the order of its W and B in the plan. Elsewhere kernels may add up in an order of their own, so a small relative
-difference is let pass. A stage that draws random numbers as it runs (dropout) cannot be checked.
+difference is let pass. A stage that draws random numbers as it runs (dropout) cannot be checked, nor can those beside
+it; which stages do is noticed by torch's generator.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from cpipe.ir import Plan
 from cpipe.runtime.models import PipelineModel
+from cpipe.runtime.specs import as_tensors, moved
 
 __all__ = ["Gradients", "StageCheck", "accumulation_orders", "check_stage", "reference_gradients"]
 
@@ -39,12 +41,15 @@ class StageCheck:
         Over all elements of all parameters; infinite when one side has no gradient or another shape.
     parameter
         Where that is; empty when nothing differs.
+    random
+        Whether the stage draws random numbers, so that a difference says nothing.
     """
 
     stage: int
     equal: bool
     max_abs_difference: float
     parameter: str = ""
+    random: bool = False
 
 
 def accumulation_orders(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -58,7 +63,12 @@ def accumulation_orders(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def reference_gradients(
-    model: PipelineModel, orders: Mapping[int, Sequence[int]], step: int, device: torch.device
+    model: PipelineModel,
+    orders: Mapping[int, Sequence[int]],
+    step: int,
+    device: torch.device,
+    *,
+    drawing: set[int] | None = None,
 ) -> dict[int, Gradients]:
     """Run all stages in this process, one microbatch after the other, and add up the gradients.
 
@@ -72,6 +82,8 @@ def reference_gradients(
         The iteration whose inputs and targets are used.
     device
         Where to run.
+    drawing
+        Is given the stages whose forward draws random numbers from torch's generator.
 
     Returns
     -------
@@ -82,10 +94,13 @@ def reference_gradients(
     inputs, targets = model.inputs(step), model.targets(step)
     sums = [_Sum(module, orders[stage]) for stage, module in enumerate(stages)]
     for mb, (value, target) in enumerate(zip(inputs, targets, strict=True)):
-        hidden: Any = _moved(value, device)
-        for module in stages:
-            hidden = module(*hidden) if isinstance(hidden, tuple) else module(hidden)
-        loss = model.loss_fn(hidden, _moved(target, device))
+        hidden: Any = moved(value, device)
+        for stage, module in enumerate(stages):
+            before = _random_state(device)
+            hidden = module(*(as_tensors(hidden) or (hidden,)))
+            if drawing is not None and not torch.equal(before, _random_state(device)):
+                drawing.add(stage)
+        loss = model.loss_fn(hidden, moved(target, device))
         gradients = iter(torch.autograd.grad(loss, [p for s in sums for p in s.parameters], allow_unused=True))
         for total in sums:
             total.add(mb, [next(gradients) for _ in total.parameters])
@@ -128,8 +143,12 @@ class _Sum:
         return dict(zip(self._names, self._total, strict=True))
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    return tuple(part.to(device) for part in value) if isinstance(value, tuple | list) else value.to(device)
+def _random_state(device: torch.device) -> Tensor:
+    """Return the state of all generators that a stage on `device` may draw from."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
 
 
 def _compare(actual: Tensor | None, expected: Tensor | None) -> tuple[float, bool]:

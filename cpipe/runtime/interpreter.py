@@ -100,9 +100,9 @@ class Interpreter:
         """
         self._begin(inputs, targets)
         for index, step in enumerate(self._program):
+            self._monitor.check()
             if step.op == "STEP":
                 break
-            self._monitor.check()
             self._monitor.enter(self._timetable.activity(index))
             if self._behind:
                 self._flush()
@@ -115,6 +115,7 @@ class Interpreter:
         """Wait until all messages of this rank have been taken."""
         self._monitor.enter(self._timetable.draining)
         self._wires.drain()
+        self._monitor.check()
 
     def records(self) -> tuple[OpRecord, ...]:
         """Return when each instruction of the last step ran; call it after `drain`."""

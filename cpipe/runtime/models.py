@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -81,6 +83,8 @@ ModelFactory = Callable[[Job], PipelineModel]
 def load_factory(name: str) -> ModelFactory:
     """Return the factory that `name` stands for: ``transformer``, ``sleep`` or ``MODULE:FACTORY``.
 
+    A module may lie in the working directory, which is searched first, as ``python -m`` does.
+
     Raises
     ------
     UsageError
@@ -92,6 +96,9 @@ def load_factory(name: str) -> ModelFactory:
     if not (module_name and colon and attribute):
         known = ", ".join(BUILT_IN)
         raise UsageError(f"--model: expected one of {known}, or MODULE:FACTORY, got {name!r}", code="unknown-model")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)  # a console script, which torchrun may start, does not have it
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from cpipe.errors import UsageError
-from cpipe.runtime.failure import reported
+from cpipe.runtime.failure import exits_are_failures, reported
 from cpipe.runtime.measure import measure_links
 from cpipe.runtime.models import Job, PipelineModel, load_factory
 from cpipe.runtime.profiler import StageCosts, Values, measure_stage
@@ -82,28 +82,34 @@ def measure_job(options: ProfileOptions) -> dict[str, Any] | None:
     ------
     UsageError
         When there is no such model, or it does not fit the number of stages.
+    NoSolutionError
+        When the model's code exits.
     """
     world = join_world()
     try:
-        factory = load_factory(options.model)
-        model = factory(
-            Job(num_stages=options.num_stages, microbatches=options.microbatches, seed=options.seed, plan=None)
-        )
-        stages = _measure_stages(model, options, world)
-        homes = [stage % world.size for stage in range(options.num_stages)]
-        pairs = sorted({(min(ends), max(ends)) for ends in pairwise(homes) if ends[0] != ends[1]})
-        links = measure_links(pairs, repeats=options.repeats, device=world.device)
-        told: list[Any] = [None] * world.size
-        dist.all_gather_object(told, (links, _device_memory(world.device)), group=world.control)
-        if world.rank != 0:
-            return None
-        return {
-            "stages": [asdict(costs) for costs in stages],
-            "links": [asdict(link) for fits, _ in told for link in fits],
-            "memory_bytes": [memory for _, memory in told],
-        }
+        with exits_are_failures(world.rank):
+            return _measure(options, world)
     finally:
         dist.destroy_process_group()
+
+
+def _measure(options: ProfileOptions, world: World) -> dict[str, Any] | None:
+    """Measure as one rank of a world; see `measure_job`."""
+    factory = load_factory(options.model)
+    model = factory(Job(num_stages=options.num_stages, microbatches=options.microbatches, seed=options.seed, plan=None))
+    stages = _measure_stages(model, options, world)
+    homes = [stage % world.size for stage in range(options.num_stages)]
+    pairs = sorted({(min(ends), max(ends)) for ends in pairwise(homes) if ends[0] != ends[1]})
+    links = measure_links(pairs, repeats=options.repeats, device=world.device)
+    told: list[Any] = [None] * world.size
+    dist.all_gather_object(told, (links, _device_memory(world.device)), group=world.control)
+    if world.rank != 0:
+        return None
+    return {
+        "stages": [asdict(costs) for costs in stages],
+        "links": [asdict(link) for fits, _ in told for link in fits],
+        "memory_bytes": [memory for _, memory in told],
+    }
 
 
 def _measure_stages(model: PipelineModel, options: ProfileOptions, world: World) -> list[StageCosts]:

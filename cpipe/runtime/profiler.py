@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cpipe.errors import UsageError
 from cpipe.runtime.autograd import ForwardPass
+from cpipe.runtime.specs import as_tensors
 from cpipe.runtime.storage import LiveBytes
 
 __all__ = ["StageCosts", "measure_stage"]
@@ -167,7 +169,10 @@ class _Bench:
         result = self._module(*leaves)
         if self._loss is not None:
             result = self._loss(result)
-        outputs = result if isinstance(result, tuple) else (result,)
+        outputs = as_tensors(result)
+        if outputs is None:
+            message = f"the stage's output: expected a tensor or a flat tuple of tensors, got {type(result).__name__}"
+            raise UsageError(message, code="stage-output")
         return _Forward(ForwardPass(leaves, outputs), outputs)
 
     def whole(self) -> dict[str, float]:

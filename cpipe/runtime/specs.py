@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["MessageSpec", "TensorSpec", "as_tensors", "decode_spec", "encode_spec", "gradients_of", "spec_of"]
+__all__ = ["MessageSpec", "TensorSpec", "as_tensors", "decode_spec", "encode_spec", "gradients_of", "moved", "spec_of"]
 
 _ALIGNMENT = 64
 
@@ -62,3 +62,10 @@ def as_tensors(value: Any) -> tuple[Tensor, ...] | None:
     if isinstance(value, tuple | list) and value and all(isinstance(item, Tensor) for item in value):
         return tuple(value)
     return None
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a value with its tensors on `device`: a sequence as a tuple; what is neither stays as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(moved(part, device) for part in value)
+    return value.to(device) if isinstance(value, Tensor) else value

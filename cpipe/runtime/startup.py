@@ -20,6 +20,8 @@ from cpipe.runtime.specs import decode_spec
 __all__ = ["Card", "Crew", "local_faults", "meet", "weights_sum"]
 
 _MOST_FAULTS = 8
+_PIECE = 1 << 20  # bytes of weights summed at once
+_PRIME = 1_000_003
 
 
 class Card(Frozen, frozen=True, kw_only=True):
@@ -113,20 +115,35 @@ def local_faults(plan: Plan, rank: int, stages: Mapping[int, Any], has_loss: boo
         for stage in here
         if stage in stages and not isinstance(stages[stage], nn.Module)
     ]
+    faults += _shared_parameters(plan, rank, {stage: stages[stage] for stage in here if stage in stages})
     if summary.stages - 1 in here and not has_loss:
         faults.append(_fault("missing-loss", f"rank {rank}: the last stage stands here and needs a loss_fn"))
     return tuple(faults)
 
 
+def _shared_parameters(plan: Plan, rank: int, stages: Mapping[int, Any]) -> list[Diagnostic]:
+    """Stages that share a parameter cannot each reduce or shard it."""
+    owners: dict[int, int] = {}
+    faults = []
+    for stage, module in stages.items() if plan.groups else ():
+        for name, parameter in module.named_parameters() if isinstance(module, nn.Module) else ():
+            owner = owners.setdefault(id(parameter), stage)
+            if owner != stage:
+                message = f"rank {rank}: stages {owner} and {stage} share the parameter {name!r}"
+                faults.append(_fault("shared-parameter", f"{message}, which a data-parallel plan would reduce twice"))
+    return faults
+
+
 def weights_sum(module: nn.Module) -> str:
-    """Return sums over a module's trainable weights, in full precision: equal weights give equal text."""
-    total, squares = 0.0, 0.0
+    """Return a checksum of a module's trainable weights: over their bits, so that no rounding depends on a machine."""
+    total = 0
     for parameter in module.parameters():
         if parameter.requires_grad:
-            values = parameter.detach().to(torch.complex128 if parameter.is_complex() else torch.float64)
-            total += float(values.sum().abs())
-            squares += float((values.abs() ** 2).sum())
-    return f"{total!r} {squares!r}"
+            plain = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+            for piece in plain.detach().contiguous().reshape(-1).view(torch.uint8).split(_PIECE):  # type: ignore[no-untyped-call]
+                places = torch.arange(1, piece.numel() + 1, dtype=torch.int64, device=piece.device)
+                total = (total * _PRIME + int((piece.to(torch.int64) * places).sum())) % (1 << 64)
+    return f"{total:016x}"
 
 
 def meet(bulletin: Bulletin, card: Card, plan: Plan, limit_s: float) -> Crew:
@@ -227,7 +244,7 @@ def _replicated(cards: Sequence[Card], plan: Plan, crew: Crew) -> list[Diagnosti
             faults.append(_fault("data-parallel", f"{crew.names[process]}: {message}"))
     for stage, rank in enumerate(plan.problem.placement):
         group = [(pipeline[rank], cards[pipeline[rank]]) for pipeline in crew.pipelines]
-        what = f"the weights of stage {stage} (their sum and sum of squares)"
+        what = f"the weights of stage {stage} (a checksum of their bits)"
         faults += _differing("weights-differ", what, group, lambda card, at=str(stage): card.weights.get(at))
     return faults
 

@@ -92,7 +92,9 @@ class Wires:
         self._groups = []
 
     def _new_group(self, members: list[int], backend: str) -> Any:
-        group = dist.new_group(members, timeout=timedelta(seconds=self._limit_s), backend=backend)
+        # NCCL counts from the posting of a receive, which may be long before its message; there the monitor rules.
+        limit = timedelta(days=7) if backend == "nccl" else timedelta(seconds=self._limit_s)
+        group = dist.new_group(members, timeout=limit, backend=backend)
         if self._me in members:
             self._groups.append(group)
         return group

@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from cpipe.ir import Plan
 from cpipe.runtime.compare import compare_channels, compare_devices, step_seconds
 from cpipe.runtime.emulate import Emulation
 from cpipe.runtime.executor import PlanExecutor
-from cpipe.runtime.failure import RUN_DIR
+from cpipe.runtime.failure import RUN_DIR, exits_are_failures
 from cpipe.runtime.gradient_check import (
     Gradients,
     StageCheck,
@@ -35,7 +35,9 @@ from cpipe.runtime.gradient_check import (
 )
 from cpipe.runtime.models import Job, PipelineModel, load_factory
 from cpipe.runtime.records import OpRecord, StepResult
+from cpipe.runtime.specs import moved
 from cpipe.runtime.trace import chrome_trace
+from cpipe.runtime.watchdog import Watchdog
 
 __all__ = ["RunOptions", "World", "join_world", "run_plan"]
 
@@ -134,13 +136,16 @@ def run_plan(plan: Plan, options: RunOptions) -> dict[str, Any] | None:
         When the world has another size than the plan, or there is no such model.
     RuntimeFault
         When a rank fails; see `PlanExecutor`.
+    NoSolutionError
+        When the model's code exits.
     """
     world = join_world()
     try:
         if world.size != len(plan.ranks):
             message = f"the plan is for {len(plan.ranks)} ranks, but {world.size} were started"
             raise UsageError(message, code="wrong-world-size")
-        return _run(plan, options, world)
+        with exits_are_failures(world.rank):
+            return _run(plan, options, world)
     finally:
         dist.destroy_process_group()
 
@@ -156,8 +161,13 @@ def _run(plan: Plan, options: RunOptions, world: World) -> dict[str, Any] | None
     checks: list[StageCheck] = []
     if options.check:
         fresh = factory(Job(**sizes, seed=options.seed, plan=plan, time_scale=0.0))
-        expected = reference_gradients(fresh, accumulation_orders(plan), options.steps - 1, world.device)
-        checks = [check_stage(stage, found, expected[stage]) for stage, found in gradients.items()]
+        drawing: set[int] = set()
+        orders = accumulation_orders(plan)
+        expected = reference_gradients(fresh, orders, options.steps - 1, world.device, drawing=drawing)
+        checks = [
+            replace(check_stage(stage, found, expected[stage]), random=stage in drawing)
+            for stage, found in gradients.items()
+        ]
     told: list[Any] = [None] * world.size
     dist.all_gather_object(told, (steps, checks), group=world.control)
     return _result(plan, options, told) if world.rank == 0 else None
@@ -182,13 +192,14 @@ def _steps(
         stages,
         model.loss_fn,
         device=world.device,
+        watchdog=_watchdog(options.time_scale),
         scale_grads=False,  # the sum is what the check recomputes
         emulation=options.emulation,
         record=True,
     ) as executor:
         for step in range(options.steps):
-            inputs = _moved(model.inputs(step), world.device) if 0 in stages else None
-            targets = _moved(model.targets(step), world.device) if last in stages else None
+            inputs = [moved(value, world.device) for value in model.inputs(step)] if 0 in stages else None
+            targets = [moved(value, world.device) for value in model.targets(step)] if last in stages else None
             for stage, module in stages.items():
                 for parameter in (*module.parameters(), *executor.parameters(stage)):
                     parameter.grad = None
@@ -197,6 +208,12 @@ def _steps(
             measured.append(_step(result, start))
         gradients = {stage: _gradients(module, executor.parameters(stage)) for stage, module in stages.items()}
     return measured, gradients
+
+
+def _watchdog(time_scale: float) -> Watchdog:
+    """Return limits that leave ops as much room when the plan's times are stretched; never less than without."""
+    usual, stretch = Watchdog(), max(1.0, time_scale)
+    return Watchdog(factor=usual.factor * stretch, first_step_s=usual.first_step_s * stretch)
 
 
 def _common_start(world: World) -> float:
@@ -255,13 +272,6 @@ def _gradients(module: nn.Module, trained: Sequence[nn.Parameter]) -> Gradients:
         if shard is not None:
             gradients[name] = shard[start : start + parameter.numel()].view_as(parameter)
     return gradients
-
-
-def _moved(values: Sequence[Any], device: torch.device) -> list[Any]:
-    return [
-        tuple(part.to(device) for part in value) if isinstance(value, tuple | list) else value.to(device)
-        for value in values
-    ]
 
 
 def _machine() -> str:

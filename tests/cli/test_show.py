@@ -108,8 +108,11 @@ def test_ascii_where_nothing_else_can_be_written(plan_file: Path) -> None:
     assert spawn("show", plan_file, environ={"PYTHONIOENCODING": "ascii"}).out == forced
 
 
-def test_plan_that_is_not_valid(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_that_is_not_valid(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever can be decoded can be shown: escapes are escaped, and a rank that the profile lacks has no capacity."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     document = json.loads(plan_file.read_bytes())
     document["made_by"]["method"] = "\x1b[31mred\nok: a line of its own"
     document["ranks"].append({**document["ranks"][0], "rank": 2})

@@ -100,6 +100,23 @@ class Checkpointed(nn.Module):
         return output
 
 
+class Hooked(nn.Module):
+    """A hook on what a layer with parameters makes, as is used to scale gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor like `x`."""
+        hidden: Tensor = self.first(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]
+        output: Tensor = self.second(hidden.relu())
+        return output
+
+
 def gradients(module: nn.Module, split: bool, needs_grad: bool = True) -> list[Tensor | None]:
     """Return the gradients of the inputs of three microbatches and of all parameters."""
     module = copy.deepcopy(module)
@@ -124,7 +141,7 @@ def gradients(module: nn.Module, split: bool, needs_grad: bool = True) -> list[T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [Block, Tied, CrossAttention, Loose, Normed, Convolved, Checkpointed])
+@pytest.mark.parametrize("kind", [Block, Tied, CrossAttention, Loose, Normed, Convolved, Checkpointed, Hooked])
 def test_split_is_exact(kind: type[nn.Module], dtype: torch.dtype) -> None:
     """D of several microbatches and their W later give the bits of whole backwards."""
     torch.manual_seed(0)

@@ -145,7 +145,7 @@ def start(rank: int, world_size: int, plan_bytes: bytes, fault: str) -> str:
     [
         ("ddp", "none", "the plan has data parallelism, but no data_parallel_group was given"),
         ("zero1", "wrong", "its data-parallel group joins processes 0, 1, expected 0, 2"),
-        ("ddp", "weights", "the weights of stage 1 (their sum and sum of squares) differs"),
+        ("ddp", "weights", "the weights of stage 1 (a checksum of their bits) differs"),
         ("", "none", "there are replicas, but the plan has no data parallelism: they would drift apart"),
     ],
 )

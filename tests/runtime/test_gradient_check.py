@@ -111,3 +111,34 @@ def test_a_parameter_that_only_one_side_has() -> None:
     assert not check.equal
     assert check_stage(0, {"a": None}, {"a": None}).equal
     assert check_stage(0, {"a": torch.zeros(2)}, {"a": None}).equal
+
+
+class Listing(torch.nn.Module):
+    """Gives a list of two tensors, one of them with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """Return `weight` x `value` twice."""
+        return [self.weight * value, torch.nn.functional.dropout(self.weight * value)]
+
+
+class Adding(torch.nn.Module):
+    """Adds two tensors."""
+
+    def forward(self, value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        return value + other
+
+
+def test_lists_numbers_and_dropout() -> None:
+    """Stages may give lists, targets may be anything, and stages that draw random numbers are named."""
+    model = ToyModel(Job(num_stages=2, microbatches=1), lambda stage, job: Adding() if stage else Listing())
+    model.targets = lambda step: [2]  # type: ignore[method-assign, list-item]
+    model.loss_fn = lambda output, target: (output * target).sum()
+    drawing: set[int] = set()
+    found = reference_gradients(model, {0: (0,), 1: (0,)}, 0, CPU, drawing=drawing)
+    assert found[0]["weight"] is not None
+    assert drawing == {0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,10 @@ from helpers import plan_of
 from sample_plans import make_problem, one_f_one_b
 
 from cpipe.cli import run as command
+from cpipe.cli.launch import _failures
 from cpipe.plan import encode_plan, load_plan
+from cpipe.runtime.watchdog import Watchdog
+from cpipe.runtime.worker import _watchdog
 
 LIMIT_S = 60
 """No run here may take longer; each takes a few seconds."""
@@ -125,6 +129,56 @@ def test_a_failing_rank_ends_all(model: str, words: list[str], plan_file: Path) 
     for word in words:
         assert word in outcome.err
     assert "run-timeout" not in outcome.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(number: signal.Signals, plan_file: Path, tmp_path: Path) -> None:
+    """A launcher that is told to end removes its directory first and exits as a shell would say."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    environ = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(scratch)}
+    line = [sys.executable, "-m", "cpipe.cli", "run", str(plan_file), "--model", "toy_models:hanging"]
+    with subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + LIMIT_S
+        while not list(scratch.glob("cpipe-run-*/log-1.txt")) and time.monotonic() < end:
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 128 + number
+    assert not list(scratch.glob("cpipe-run-*"))
+
+
+@pytest.mark.slow
+def test_an_exit_of_the_model_is_a_failure(plan_file: Path) -> None:
+    """A model that exits with 0 has not run: exit code 5, with the rank that it ended."""
+    outcome = run(plan_file, "--model", "toy_models:exiting")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert "the model's code ended the process: SystemExit(0) [rank-failed]" in outcome.err
+
+
+class Ended:
+    """Stands for a worker that exited with 5."""
+
+    def poll(self) -> int:
+        """Return its exit code."""
+        return 5
+
+
+def test_a_wrong_call_is_the_cause(tmp_path: Path) -> None:
+    """Of a transport's error and a mistake in the call, told later by another rank, the mistake is what happened."""
+    for rank, (code, story) in enumerate([(5, "connection closed"), (2, "")]):
+        fault = {"code": "model-input", "message": f"of rank {rank}"}
+        failure = {"time_s": float(rank), "exit_code": code, "diagnostics": [fault], "story": story, "hint": None}
+        write_json(tmp_path / f"failure-{rank}.json", failure)
+    workers: Any = [Ended(), Ended()]
+    assert [(found.rank, found.exit_code) for found in _failures(workers, tmp_path)] == [(1, 2), (0, 5)]
+
+
+def test_limits_stretch_with_the_times() -> None:
+    """The watchdog gives stretched ops as much room, and shrunk ones no less than usual."""
+    assert _watchdog(0.5) == Watchdog()
+    assert _watchdog(3.0) == Watchdog(factor=3 * Watchdog().factor, first_step_s=3 * Watchdog().first_step_s)
 
 
 @pytest.mark.slow
@@ -261,6 +315,22 @@ def test_no_gradient_at_all(
     outcome = call(capsys, "run", plan_file, "--json")
     assert (outcome.code, outcome.document["status"], outcome.document["max_abs_difference"]) == (1, "mismatch", None)
     assert "largest difference infinite" in call(capsys, "run", plan_file).out
+
+
+def test_random_numbers_are_named(
+    plan_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a stage draws random numbers, a difference is said to mean nothing, there and beside it."""
+    wrong = {"equal": False, "max_abs_difference": 0.5, "parameter": "weight"}
+    gradients = [{"stage": 0, **wrong, "random": True}, {"stage": 1, **wrong, "random": False}]
+    monkeypatch.setattr(command, "_all_ranks", returning({**made_up(), "gradients": gradients}))
+    outcome = call(capsys, "run", plan_file)
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [
+        "error: stage 0 draws random numbers (dropout?): its gradients cannot be compared [gradient-mismatch]",
+        "error: stage 1: its gradients cannot be compared, as another stage draws random numbers (dropout?) "
+        "[gradient-mismatch]",
+    ]
 
 
 def test_other_ops_than_planned(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="the runtime needs the extra cpipe[torch]")
@@ -130,6 +133,14 @@ def test_unknown_factory(name: str, message: str) -> None:
     """A factory that does not exist is a fault of the call, with what was looked for."""
     with pytest.raises(UsageError, match=message):
         load_factory(name)
+
+
+def test_working_directory_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the working directory is found, whoever started Python."""
+    (tmp_path / "lies_here.py").write_text("def make(job): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
+    assert callable(load_factory("lies_here:make"))
 
 
 def test_import_error_inside_a_model_is_its_own(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:

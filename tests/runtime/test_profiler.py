@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from toy_models import checkpointed, reentrant, two_tensors
 
+from cpipe.errors import UsageError
 from cpipe.runtime.measure import fit_line
 from cpipe.runtime.models import Job
 from cpipe.runtime.profiler import measure_stage
@@ -98,6 +99,27 @@ def test_tuples_cross_boundaries() -> None:
     first, values = measure_stage(model.stage(0), (model.inputs(0)[0],), repeats=1, first=True)
     second, _ = measure_stage(model.stage(1), values, repeats=1)
     assert (len(values), first.output_bytes, second.output_bytes) == (2, 256, 256)
+
+
+class Given(nn.Module):
+    """Gives its input as `kind` says."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self._kind = kind
+
+    def forward(self, value: Tensor) -> object:
+        """Return one value, `weight` x `value` in it."""
+        return self._kind([self.weight * value])
+
+
+def test_lists_cross_boundaries() -> None:
+    """A list of tensors is what a tuple of them is; anything else is refused by its type."""
+    costs, outputs = measure_stage(Given(list), (torch.rand(ROWS, WIDTH),), repeats=1)
+    assert (len(outputs), costs.output_bytes) == (1, VALUE)
+    with pytest.raises(UsageError, match="expected a tensor or a flat tuple of tensors, got set"):
+        measure_stage(Given(set), (torch.rand(ROWS, WIDTH),), repeats=1)
 
 
 def test_a_checkpoint_runs_again_for_each_split() -> None:

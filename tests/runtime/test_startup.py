@@ -113,10 +113,10 @@ def test_replicas_are_joined_by_rank(plain: Plan, replicated: Plan) -> None:
 
 
 def test_replicas_start_equal(replicated: Plan) -> None:
-    """Replicas whose weights differ do not start; weights are compared by sums in full precision."""
+    """Replicas whose weights differ do not start; weights are compared by a checksum."""
     cards = cards_of(replicated, 2)
     cards = [replace(card, weights={str(card.rank): f"sum {process}"}) for process, card in enumerate(cards)]
-    message = "the weights of stage 1 (their sum and sum of squares) differs: sum 1 on process 1; sum 3 on process 3"
+    message = "the weights of stage 1 (a checksum of their bits) differs: sum 1 on process 1; sum 3 on process 3"
     assert f"{message} [weights-differ]" in told(cards, replicated)
     layer = nn.Linear(3, 3)
     before = weights_sum(layer)
@@ -134,3 +134,31 @@ def test_modules_are_modules(plain: Plan) -> None:
         "rank 0: stage 0 is a builtin_function_or_method, expected a module",
     )
     assert local_faults(plain, 0, {0: nn.Identity()}, has_loss=False) == ()
+
+
+def test_the_checksum_of_weights_is_over_their_bits() -> None:
+    """Equal weights give equal sums on any number of threads, permuted weights give others."""
+    torch.manual_seed(0)
+    layer = nn.Linear(300, 700)
+    threads = torch.get_num_threads()
+    sums = set()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        sums.add(weights_sum(layer))
+    torch.set_num_threads(threads)
+    assert len(sums) == 1
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.flip(0))
+    assert weights_sum(layer) not in sums
+
+
+def test_stages_that_share_a_parameter_are_not_reduced_twice() -> None:
+    """A data-parallel plan refuses a parameter of two stages of one rank by name; others may share it."""
+    problem = make_problem(2, 2, placement=(0, 1, 1, 0))
+    shared = nn.Linear(2, 2)
+    stages = {0: shared, 3: nn.Sequential(shared)}
+    assert local_faults(plan_by("greedy", problem), 0, stages, has_loss=True) == ()
+    replicated = plan_by("greedy", replace(problem, collectives=Collectives(mode="ddp", replicas=2)))
+    faults = local_faults(replicated, 0, stages, has_loss=True)
+    assert [fault.code for fault in faults] == ["shared-parameter"] * 2
+    assert "stages 0 and 3 share the parameter '0.weight'" in faults[0].message
