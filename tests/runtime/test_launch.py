@@ -139,7 +139,10 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, plan_file: Path,
     scratch.mkdir()
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     environ = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(scratch)}
-    line = [sys.executable, "-m", "cpipe.cli", "run", str(plan_file), "--model", "toy_models:hanging"]
+    # A suite that was itself started with the signal ignored (nohup) hands that down; here it must not.
+    default = f"import runpy, signal; signal.signal({int(number)}, signal.SIG_DFL)"
+    start = f"{default}; runpy.run_module('cpipe.cli', None, '__main__')"
+    line = [sys.executable, "-c", start, "run", str(plan_file), "--model", "toy_models:hanging"]
     with subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         end = time.monotonic() + LIMIT_S
         while not list(scratch.glob("cpipe-run-*/log-1.txt")) and time.monotonic() < end:
