@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from cpipe.ir import (
     Bound,
-    Channel,
     Claims,
     Instruction,
     MadeBy,
@@ -69,17 +68,7 @@ def lower(
     lowering = _Lowering(problem, schedule, timeline, wiring, lead)
     ranks = tuple(lowering.program(device) for device in range(problem.num_devices))
     windows = {channel: window for program in ranks for channel, window in _windows(program.ops).items()}
-    channels = tuple(
-        Channel(
-            id=index,
-            source=key.source,
-            target=key.target,
-            carries=key.carries,
-            message_bytes=max(hop.message_bytes for hop in wiring.channels[key]),
-            window=windows[index],
-        )
-        for key, index in wiring.channel_ids.items()
-    )
+    channels = wiring.declared(windows)
     peaks = list(resident_peaks)
     for channel in channels:
         peaks[channel.target] += channel.window * channel.message_bytes

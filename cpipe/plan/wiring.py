@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from cpipe.ir import Group, Hop, MessageRun, Op, OpKind, Problem
+from cpipe.ir import Channel, Group, Hop, MessageRun, Op, OpKind, Problem
 
 __all__ = ["Carries", "ChannelKey", "Message", "Wiring", "consumed"]
 
@@ -58,6 +59,20 @@ class Wiring:
             members = [device for device in range(problem.num_devices) if problem.stages_of(device)]
             for index, device in enumerate(members):
                 self.groups[device] = Group(id=index, kind="data_parallel", stages=problem.stages_of(device))
+
+    def declared(self, windows: Mapping[int, int]) -> tuple[Channel, ...]:
+        """Return the channels as a plan lists them, with the receive window of each channel id."""
+        return tuple(
+            Channel(
+                id=index,
+                source=key.source,
+                target=key.target,
+                carries=key.carries,
+                message_bytes=max(hop.message_bytes for hop in self.channels[key]),
+                window=windows[index],
+            )
+            for key, index in self.channel_ids.items()
+        )
 
     def feeds(self, op: Op) -> tuple[ChannelKey, Message] | None:
         """Return the message that leaves after `op` and its channel, or None."""

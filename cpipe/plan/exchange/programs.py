@@ -67,17 +67,7 @@ def plan_of_table(table: TorchTable, problem: Problem, made_by: MadeBy, *, file:
         table = _with_messages(table._replace(rows=tuple(computes)), problem, wiring)
     builder = _Builder(problem, wiring)
     ranks = tuple(builder.program(device, row) for device, row in enumerate(table.rows))
-    channels = tuple(
-        Channel(
-            id=index,
-            source=key.source,
-            target=key.target,
-            carries=key.carries,
-            message_bytes=max(hop.message_bytes for hop in wiring.channels[key]),
-            window=builder.windows[index],
-        )
-        for key, index in wiring.channel_ids.items()
-    )
+    channels = wiring.declared(builder.windows)
     plan = Plan(
         format="cpipe.plan",
         version=1,
