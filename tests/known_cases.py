@@ -13,6 +13,8 @@ from oracle.cases import case
 from cpipe.ir import Problem
 
 __all__ = [
+    "HEAD_ROOM",
+    "HELD_LINK",
     "PEERS",
     "UNIT_TIMES",
     "GridCase",
@@ -20,8 +22,11 @@ __all__ = [
     "UnitTime",
     "grid_cases",
     "grid_problem",
+    "head_room_problem",
+    "held_link_problem",
     "line_problem",
     "peer_problem",
+    "sized_problem",
     "unit_problem",
 ]
 
@@ -57,24 +62,29 @@ def grid_cases() -> tuple[GridCase, ...]:
 
 
 def grid_problem(grid: GridCase) -> Problem:
-    """Return the problem of a grid case; F, D and W take 100, 110 and 90 on each device.
+    """Return the problem of a grid case."""
+    return sized_problem(grid.placement, grid.p, grid.n, grid.latency, grid.occupancy, grid.memory)
+
+
+def sized_problem(placement: str, p: int, n: int, latency: int, occupancy: int, memory: int) -> Problem:
+    """Return the grid's kind of problem at any size; F, D and W take 100, 110 and 90 on each device.
 
     An activation is 10 bytes (on each of two stages in a V, whose memory is counted twice as fine); D frees 3 of them.
     """
-    chunks = 2 if grid.placement == "wave" else 1
-    line = list(range(grid.p))
-    placement = line + line[::-1] * (chunks - 1)
-    middle = {placement.index(grid.p // 2 - 1), len(placement) - 1 - grid.p // 2}
-    crossings = [index in middle for index in range(len(placement) - 1)]
+    chunks = 2 if placement == "wave" else 1
+    line = list(range(p))
+    devices = line + line[::-1] * (chunks - 1)
+    middle = {devices.index(p // 2 - 1), len(devices) - 1 - p // 2}
+    crossings = [index in middle for index in range(len(devices) - 1)]
     return case(
-        grid.n,
-        placement,
+        n,
+        devices,
         forward=100 // chunks,
         input_grad=110 // chunks,
         weight_grad=90 // chunks,
-        latency=[grid.latency * crossing for crossing in crossings],
-        occupancy=[grid.occupancy * crossing for crossing in crossings],
-        capacity=grid.memory * grid.p * 10 * chunks,
+        latency=[latency * crossing for crossing in crossings],
+        occupancy=[occupancy * crossing for crossing in crossings],
+        capacity=memory * p * 10 * chunks,
         activation=10,
         held=7,
         message=0,
@@ -85,7 +95,7 @@ class PeerProfile(NamedTuple):
     """A profile on which other schedulers were compared, one stage on each of `p` devices.
 
     Times are in thousandths of the profile's unit. An activation stays whole until W. `best` has the proven optima
-    with memory for p and for 2 p activations.
+    with memory for p and for 2 p activations, `best_v` the best that is known with two stages a device in a V.
     """
 
     name: str
@@ -96,14 +106,15 @@ class PeerProfile(NamedTuple):
     weight_grad: int | tuple[int, ...]
     latency: tuple[int, ...]
     best: tuple[int, int]
+    best_v: tuple[int, int]
 
 
 PEERS = (
-    PeerProfile("P1", 4, 8, 1000, 1000, 1000, (0, 0, 0), (27_000, 27_000)),
-    PeerProfile("P2", 4, 8, 10_000, 10_000, 10_000, (1000,) * 3, (282_000, 273_000)),
-    PeerProfile("P3", 8, 24, 18_500, 18_100, 9300, (600,) * 7, (1_309_500, 1_235_300)),
-    PeerProfile("P4", 4, 8, 1000, 1000, 1000, (0, 2000, 0), (35_000, 29_000)),
-    PeerProfile("P5", 16, 64, 1000, 1000, 1000, (100,) * 15, (213_000, 208_500)),
+    PeerProfile("P1", 4, 8, 1000, 1000, 1000, (0, 0, 0), (27_000, 27_000), (25_500, 25_500)),
+    PeerProfile("P2", 4, 8, 10_000, 10_000, 10_000, (1000,) * 3, (282_000, 273_000), (264_000, 258_000)),
+    PeerProfile("P3", 8, 24, 18_500, 18_100, 9300, (600,) * 7, (1_309_500, 1_235_300), (1_185_200, 1_183_800)),
+    PeerProfile("P4", 4, 8, 1000, 1000, 1000, (0, 2000, 0), (35_000, 29_000), (35_500, 27_500)),
+    PeerProfile("P5", 16, 64, 1000, 1000, 1000, (100,) * 15, (213_000, 208_500), (206_800, 201_500)),
     PeerProfile(
         "P6",
         4,
@@ -113,20 +124,88 @@ PEERS = (
         (800, 960, 960, 1600),
         (100,) * 3,
         (93_300,) * 2,
+        (91_600,) * 2,
     ),
 )
 
 
-def peer_problem(peer: PeerProfile, memory: int) -> Problem:
-    """Return the problem of a peer's profile with memory for ``memory * p`` activations."""
+def peer_problem(peer: PeerProfile, memory: int, chunks: int = 1) -> Problem:
+    """Return the problem of a peer's profile with memory for ``memory * p`` activations.
+
+    With two chunks each device has two stages, of half its times and half its activation, in a V.
+    """
+    line = list(range(peer.p))
+    placement = line + line[::-1] * (chunks - 1)
+
+    def halved(times: int | tuple[int, ...]) -> list[int]:
+        of = (times,) * peer.p if isinstance(times, int) else times
+        return [of[device] // chunks for device in placement]
+
     return case(
         peer.n,
-        range(peer.p),
-        forward=peer.forward,
-        input_grad=peer.input_grad,
-        weight_grad=peer.weight_grad,
-        latency=peer.latency,
-        capacity=memory * peer.p,
+        placement,
+        forward=halved(peer.forward),
+        input_grad=halved(peer.input_grad),
+        weight_grad=halved(peer.weight_grad),
+        latency=peer.latency if chunks == 1 else (*peer.latency, 0, *peer.latency[::-1]),
+        capacity=memory * peer.p * chunks,
+        activation=1,
+        held=1,
+        message=0,
+    )
+
+
+HELD_LINK = {(1, 4): 42_000, (1, 6): 34_000, (1, 8): 31_000, (2, 4): 52_500, (2, 8): 44_000}
+"""P4 with each message holding the middle link for 1.5 (P7): the best that another scheduler reaches, by number of
+chunks and memory in activations of a device."""
+
+
+def held_link_problem(chunks: int, memory: int) -> Problem:
+    """Return P7: four devices, eight microbatches, unit times, a middle link of latency 2 held for 1.5 by a message."""
+    line = [0, 1, 2, 3]
+    crossing = [0, 1, 0] if chunks == 1 else [0, 1, 0, 0, 0, 1, 0]
+    return case(
+        8,
+        line + line[::-1] * (chunks - 1),
+        forward=1000 // chunks,
+        input_grad=1000 // chunks,
+        weight_grad=1000 // chunks,
+        latency=[2000 * here for here in crossing],
+        occupancy=[1500 * here for here in crossing],
+        capacity=memory * chunks,
+        activation=1,
+        held=1,
+        message=0,
+    )
+
+
+HEAD_ROOM = {
+    (8, 4): (31, 35, 43, 59),
+    (8, 6): (28, 29, 37, 53),
+    (8, 8): (28, 29, 31, 39),
+    (16, 4): (55, 63, 79, 111),
+    (16, 5): (52, 56, 68, 100),
+    (16, 6): (52, 53, 61, 85),
+    (16, 7): (52, 53, 58, 79),
+    (16, 8): (52, 53, 55, 71),
+    (32, 5): (100, 104, 126, 180),
+    (32, 6): (100, 101, 109, 155),
+    (32, 8): (100, 101, 103, 123),
+}
+"""Proven optima of four devices in line with F = D = W = 1 and one cut of latency 1, 2, 4, 8 in the middle, by number
+of microbatches and memory in activations of a device."""
+
+
+def head_room_problem(n: int, memory: int, latency: int) -> Problem:
+    """Return the problem of a cell of `HEAD_ROOM`; a unit is `UNIT` ns."""
+    return case(
+        n,
+        range(4),
+        forward=UNIT,
+        input_grad=UNIT,
+        weight_grad=UNIT,
+        latency=[0, latency * UNIT, 0],
+        capacity=memory,
         activation=1,
         held=1,
         message=0,

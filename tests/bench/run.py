@@ -1,13 +1,14 @@
 """Measure cpipe: ``make bench``, or ``PYTHONPATH=tests python -m bench.run [--quick] [--json FILE]``.
 
-What is found against what is known, on the grid of small cases, on the profiles of other schedulers and on the shipped
-cases; then how fast the simulator, a large compilation and the start of the command are. Makespans are the same
-everywhere; seconds are those of this machine, and of whatever else it does.
+What is found against what is known and what is proven, on every kind of problem; then how fast the simulator, a large
+compilation and the start of the command are. Makespans are the same everywhere; seconds are those of this machine, and
+of whatever else it does. The run is compared with a stored one and ends with 1 where it is worse.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -19,10 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from known_cases import PEERS, grid_cases, grid_problem, line_problem, peer_problem
+from bench.baseline import changes, speed_of_this_machine, store, stored
+from bench.cases import PROBLEMS
+from known_cases import line_problem
 
 import cpipe
-from cpipe.ir import MadeBy, Problem
+from cpipe.ir import MadeBy
 from cpipe.plan import encode_plan, lower, validate
 from cpipe.schedules import static_schedule
 from cpipe.sim import Simulator, memory_peaks
@@ -39,35 +42,24 @@ _REPLAYS = 3
 Row = dict[str, Any]
 
 
-def _solved(name: str, problem: Problem, best_known: int) -> Row:
-    """Solve a problem whose best makespan is known."""
-    start = time.perf_counter()
-    result = solve(problem)
-    return {
-        "case": name,
-        "best_known": best_known,
-        "found": result.makespan_ns,
-        "excess": f"{result.makespan_ns / best_known - 1:+.2%}",
-        "bound": result.bound.value_ns,
-        "gap": f"{result.gap:.2%}",
-        "evaluations": result.evaluations,
-        "found_by": result.found_by,
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-
-
-def grid_rows(quick: bool) -> Iterator[Row]:
-    """Yield the small cases; quickly, only those of eight stages and tight memory."""
-    for grid in grid_cases():
-        if not quick or (grid.p, grid.n, grid.memory) == (8, 16, 1):
-            yield _solved(grid.name, grid_problem(grid), grid.best_known)
-
-
-def peer_rows(quick: bool) -> Iterator[Row]:
-    """Yield the profiles on which other schedulers were compared."""
-    for peer in PEERS[:2] if quick else PEERS:
-        for memory, best in enumerate(peer.best, start=1):
-            yield _solved(f"{peer.name} {memory}x", peer_problem(peer, memory), best)
+def solved_rows(name: str, quick: bool, method: str) -> Iterator[Row]:
+    """Yield the cases of a section of `PROBLEMS`, solved; quickly, every seventh of them."""
+    for bench_case in itertools.islice(PROBLEMS[name](), None, None, 7 if quick else 1):
+        start = time.perf_counter()
+        result = solve(bench_case.problem, method)
+        known = bench_case.best_known
+        yield {
+            "case": bench_case.name,
+            "best_known": known or "-",
+            "found": result.makespan_ns,
+            "excess": f"{result.makespan_ns / known - 1:+.2%}" if known else "-",
+            "bound": result.bound.value_ns,
+            "gap": f"{result.gap:.2%}",
+            "proved_by": result.bound.proved_by if result.gap == 0 else "-",
+            "evaluations": result.evaluations,
+            "found_by": result.found_by,
+            "seconds": round(time.perf_counter() - start, 2),
+        }
 
 
 def shipped_rows(quick: bool) -> Iterator[Row]:
@@ -110,12 +102,10 @@ def start_rows(quick: bool) -> Iterator[Row]:
         yield {"case": name, "ms": round(seconds * 1000, 1), "ratio": round(seconds / times["interpreter"], 2)}
 
 
-SECTIONS: dict[str, Callable[[bool], Iterable[Row]]] = {
-    "grid": grid_rows,
-    "peers": peer_rows,
+MEASURED: dict[str, Callable[[bool], Iterable[Row]]] = {
     "shipped": shipped_rows,
     "simulator": simulator_rows,
-    "large": large_rows,
+    "largest": large_rows,
     "start": start_rows,
 }
 
@@ -151,20 +141,41 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.run", description="Measure cpipe.")
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     parser.add_argument("--json", metavar="FILE", help="also write everything as JSON")
-    parser.add_argument("--only", choices=SECTIONS, help="run one section")
-    parser.add_argument("--large", action="store_true", help="print the figures of the large problem and stop")
+    parser.add_argument("--only", choices=[*PROBLEMS, *MEASURED], action="append", help="run this section; repeatable")
+    parser.add_argument("--method", default="auto", help="for the cases that are solved here")
+    parser.add_argument("--update-baseline", action="store_true", help="keep this run as what later ones compare with")
+    parser.add_argument("--large", action="store_true", help="print the figures of the largest problem and stop")
     options = parser.parse_args(arguments)
     if options.large:
         print(json.dumps(compile_large()))
         return 0
-    document: dict[str, Any] = {"python": platform.python_version(), "cpus": os.cpu_count(), "quick": options.quick}
-    for name, rows in SECTIONS.items():
-        if options.only in (None, name):
-            print(f"\n{name}")
-            document[name] = list(_printed(rows(options.quick)))
+    unit_s = speed_of_this_machine()
+    wanted = options.only or [*PROBLEMS, *MEASURED]
+    solved, measured = {}, {}
+    for name in wanted:
+        print(f"\n{name}")
+        if name in PROBLEMS:
+            solved[name] = list(_printed(solved_rows(name, options.quick, options.method)))
+        else:
+            measured[name] = list(_printed(MEASURED[name](options.quick)))
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+        about = {"python": platform.python_version(), "cpus": os.cpu_count(), "unit_s": unit_s, "quick": options.quick}
+        Path(options.json).write_text(json.dumps(about | solved | measured, indent=1) + "\n", encoding="utf-8")
+    if options.update_baseline:
+        store(solved, unit_s)
+    worse = _compared(solved, unit_s)
+    return 1 if worse else 0
+
+
+def _compared(solved: dict[str, list[Row]], unit_s: float) -> bool:
+    """Print what changed against the baseline; return whether anything is worse."""
+    baseline = stored()
+    if baseline is None or not solved:
+        return False
+    lines = list(changes(solved, unit_s, baseline))
+    print("\nagainst the baseline" + ("" if lines else ": no change"))
+    print("".join(f"  {line}\n" for line in lines), end="")
+    return any(line.startswith("WORSE") for line in lines)
 
 
 def _printed(rows: Iterable[Row]) -> Iterator[Row]:
