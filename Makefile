@@ -43,7 +43,7 @@ $(CORE): pyproject.toml | $(BIN)/python
 $(DEV): pyproject.toml | $(CORE)
 	@echo "installing cpipe and its development tools into $(VENV)"
 	@$(PIP) $(TORCH)
-	@$(PIP) --editable '.[dev,torch]'
+	@$(PIP) --editable '.[dev,torch,cpsat,dask,png]'
 	@touch $@
 
 venv: $(CORE) ## Create .venv with cpipe and what it needs to run

@@ -15,7 +15,7 @@ from cpipe.ir.plan import PLAN_FORMAT, PLAN_VERSION
 from cpipe.jsontext import MAX_DEPTH, Builder, Format, check_envelope, parse_json, read_bytes, scan
 from cpipe.plan.text import plan_text
 
-__all__ = ["decode_plan", "encode_plan", "load_plan"]
+__all__ = ["decode_plan", "encode_plan", "load_plan", "read_plan"]
 
 _FORMAT = Format(
     PLAN_FORMAT,
@@ -47,7 +47,18 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     PlanError
         When it cannot be read or decoded. Whether the plan is *right* is the business of `cpipe.plan.validate`.
     """
-    return decode_plan(read_bytes(path, _FORMAT), os.fspath(path))
+    return decode_plan(read_plan(path), os.fspath(path))
+
+
+def read_plan(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a plan's file, or of standard input when `path` is ``-``, as `decode_plan` takes them.
+
+    Raises
+    ------
+    PlanError
+        When it cannot be read.
+    """
+    return read_bytes(path, _FORMAT)
 
 
 def decode_plan(data: bytes, file: str) -> Plan:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cpipe.ir import InvariantError, OpKind, Plan, RankProgram, Schedule, encode_op
+from cpipe.ir import Instruction, InvariantError, Op, OpKind, Plan, RankProgram, Schedule, encode_op
 
-__all__ = ["late_sends", "lift"]
+__all__ = ["late_sends", "lift", "posting_gates"]
 
-_COMPUTE = {kind.name: kind for kind in OpKind}
+_COMPUTE = {kind.name: (kind,) for kind in OpKind} | {"FB": (OpKind.F, OpKind.B)}
 
 
 def lift(plan: Plan) -> tuple[Schedule, dict[int, int]]:
@@ -34,8 +34,9 @@ def lift(plan: Plan) -> tuple[Schedule, dict[int, int]]:
         raise InvariantError(f"ranks are not 0..{plan.problem.devices - 1}")
     carries: dict[int | None, str] = {channel.id: channel.carries for channel in plan.channels}
     gates: dict[int, int] = {}
-    orders = tuple(_lift_rank(program, plan.problem.microbatches, carries, gates) for program in programs)
-    return Schedule(orders=orders), gates
+    pairs: list[tuple[int, int]] = []
+    orders = tuple(_lift_rank(program, plan.problem.microbatches, carries, gates, pairs) for program in programs)
+    return Schedule(orders=orders, pairs=tuple(pairs)), gates
 
 
 def late_sends(plan: Plan) -> dict[int, int]:
@@ -51,35 +52,64 @@ def late_sends(plan: Plan) -> dict[int, int]:
     carries: dict[int | None, str] = {channel.id: channel.carries for channel in plan.channels}
     late: dict[int, int] = {}
     for program in plan.ranks:
-        last: tuple[OpKind, int | None, int | None] | None = None
+        last: list[Op] = []
         for step in program.ops:
             if step.op in _COMPUTE:
-                last = _COMPUTE[step.op], step.stage, step.mb
-            elif step.op == "SEND" and last is not None and step.stage is not None and step.mb is not None:
+                last = _ops_of(step)
+            elif step.op == "SEND" and last and step.stage is not None and step.mb is not None:
                 forward = carries.get(step.channel) == "activation"
-                kind, stage, mb = last
-                made = (kind is OpKind.F) if forward else kind in (OpKind.D, OpKind.B)
-                if made and (stage, mb) == (step.stage, step.mb):
+                makers = (OpKind.F,) if forward else (OpKind.D, OpKind.B)
+                if any(op.kind in makers and op[1:] == (step.stage, step.mb) for op in last):
                     continue
                 slot = encode_op(
                     OpKind.F if forward else OpKind.D, step.stage + (1 if forward else -1), step.mb, microbatches
                 )
-                late[slot] = encode_op(kind, stage or 0, mb or 0, microbatches)
+                late[slot] = encode_op(*last[0], microbatches)
     return late
 
 
+def posting_gates(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return the gates of `cpipe.sim.simulate` that replay a valid plan as it posts its messages.
+
+    Returns
+    -------
+    dict
+        Those of `lift` and of `late_sends`: slot that a message feeds -> the ops that must end before it may leave.
+    """
+    receives, sends = lift(plan)[1], late_sends(plan)
+    return {
+        slot: tuple(gate[slot] for gate in (receives, sends) if slot in gate) for slot in sorted({*receives, *sends})
+    }
+
+
+def _ops_of(step: Instruction) -> list[Op]:
+    """Return the op of a compute instruction, or the two of a fused pair; what it does not state is 0."""
+    places = ((step.stage, step.mb), (step.backward_stage, step.backward_mb))
+    return [Op(kind, stage or 0, mb or 0) for kind, (stage, mb) in zip(_COMPUTE[step.op], places, strict=False)]
+
+
 def _lift_rank(
-    program: RankProgram, microbatches: int, carries: dict[int | None, str], gates: dict[int, int]
+    program: RankProgram,
+    microbatches: int,
+    carries: dict[int | None, str],
+    gates: dict[int, int],
+    pairs: list[tuple[int, int]],
 ) -> tuple[int, ...]:
     order: list[int] = []
     for index, step in enumerate(program.ops):
-        kind = _COMPUTE.get(step.op)
-        if kind is None and step.op != "RECV":
+        if step.op not in _COMPUTE and step.op != "RECV":
             continue
         if step.stage is None or step.mb is None:
             raise InvariantError(f"rank {program.rank} ops[{index}]: {step.op} without stage or microbatch")
-        if kind is not None:
-            order.append(encode_op(kind, step.stage, step.mb, microbatches))
+        if step.op == "FB" and None in (step.backward_stage, step.backward_mb):
+            raise InvariantError(
+                f"rank {program.rank} ops[{index}]: FB without the stage or microbatch of its backward"
+            )
+        if step.op in _COMPUTE:
+            ops = [encode_op(*op, microbatches) for op in _ops_of(step)]
+            order += ops
+            if len(ops) == 2:
+                pairs.append((ops[0], ops[1]))
         elif order:
             slot = OpKind.F if carries.get(step.channel) == "activation" else OpKind.D
             gates[encode_op(slot, step.stage, step.mb, microbatches)] = order[-1]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from itertools import chain
+from typing import Literal, TypedDict
 
 from msgspec.structs import replace
 
 from cpipe.ir import (
     Bound,
     Claims,
+    CollectiveRun,
     Instruction,
     MadeBy,
+    Objective,
+    Op,
     OpKind,
     Plan,
     Problem,
@@ -20,14 +24,15 @@ from cpipe.ir import (
     RankProgram,
     Schedule,
     Timeline,
+    decode_op,
 )
 from cpipe.plan.digest import plan_digest, problem_digest
 from cpipe.plan.posting import Receive, posting_positions
 from cpipe.plan.wiring import ChannelKey, Message, Wiring, consumed
 
-__all__ = ["lower"]
+__all__ = ["Certificate", "certificate", "lower", "receive_windows"]
 
-_COMPUTE = frozenset(kind.name for kind in OpKind)
+_COMPUTE = frozenset((*(kind.name for kind in OpKind), "FB"))
 
 
 def lower(
@@ -39,6 +44,7 @@ def lower(
     resident_peaks: Sequence[int],
     made_by: MadeBy,
     lead: bool = True,
+    objective: Objective = "makespan",
 ) -> Plan:
     """Write the program of every rank.
 
@@ -49,7 +55,7 @@ def lower(
     schedule, timeline
         The orders, and their replay under `problem`.
     bound
-        Proven lower bound on the makespan.
+        Proven lower bound on the objective.
     resident_peaks
         Length P: peak memory of each device without receive buffers [bytes].
     made_by
@@ -58,6 +64,8 @@ def lower(
         Post each receive one latency before its message is expected to leave, so that the receiver's ready note has
         arrived by then (gloo and NCCL are rendezvous protocols). False posts it only as that message leaves, which
         needs fewer buffers.
+    objective
+        What `bound` is of; a span is claimed beside the makespan.
 
     Returns
     -------
@@ -67,8 +75,9 @@ def lower(
     wiring = Wiring(problem)
     lowering = _Lowering(problem, schedule, timeline, wiring, lead)
     ranks = tuple(lowering.program(device) for device in range(problem.num_devices))
-    windows = {channel: window for program in ranks for channel, window in _windows(program.ops).items()}
+    windows = {channel: window for program in ranks for channel, window in receive_windows(program.ops).items()}
     channels = wiring.declared(windows)
+    reached = timeline.span_ns if objective == "span" else timeline.makespan_ns
     peaks = list(resident_peaks)
     for channel in channels:
         peaks[channel.target] += channel.window * channel.message_bytes
@@ -83,12 +92,32 @@ def lower(
             lower_bound_ns=bound.value_ns,
             proved_by=bound.proved_by,
             peak_bytes=tuple(peaks),
+            objective=objective,
+            span_ns=reached if objective == "span" else None,
+            **certificate(reached, bound),
         ),
         channels=channels,
-        groups=tuple(wiring.groups.values()),
+        groups=wiring.groups,
         ranks=ranks,
     )
     return replace(plan, digest=plan_digest(plan))
+
+
+class Certificate(TypedDict):
+    """The fields of `cpipe.ir.Claims` that say how good a plan is."""
+
+    status: Literal["optimal", "feasible"]
+    gap_ppm: int
+    reason: str
+
+
+def certificate(reached_ns: int, bound: Bound) -> Certificate:
+    """Return what a plan that reaches `reached_ns` [ns] of its objective may claim of its quality, given a bound."""
+    return {
+        "status": "optimal" if reached_ns == bound.value_ns else "feasible",
+        "gap_ppm": -((bound.value_ns - reached_ns) * 1_000_000 // reached_ns) if reached_ns else 0,
+        "reason": bound.reason,
+    }
 
 
 class _Lowering:
@@ -99,49 +128,65 @@ class _Lowering:
         self._timeline = timeline
         self._wiring = wiring
         self._lead = lead
-        self._orders = schedule.decoded(problem.microbatches)
+        n = problem.microbatches
+        self._units = [[tuple(decode_op(op, n) for op in unit) for unit in units] for units in schedule.units()]
+        fused = {second for _, second in schedule.pairs}
+        self._times = [
+            [times for op, *times in zip(*rows, strict=True) if op not in fused]
+            for rows in zip(schedule.orders, timeline.starts, timeline.ends, strict=True)
+        ]
         self._gather_runs = {run.stage: run for run in timeline.collectives if run.kind == "ALL_GATHER"}
         self._reduce_runs = {run.stage: run for run in timeline.collectives if run.kind != "ALL_GATHER"}
         self._runs = {
             Message(run.kind, run.stage + (1 if run.kind == "activation" else -1), run.microbatch): run
             for run in timeline.messages
         }
+        self._turns = self._copy_turns() if len(problem.flows) > 1 else None
 
     def program(self, device: int) -> RankProgram:
         """Return the program of one rank: receives and WAITs before each op, sends and reductions after it."""
-        order = self._orders[device]
+        units = self._units[device]
         posted = self._posted(device)
         steps = self._gathers(device)
         gathers = {step.stage: step for step in steps}
         reduces: list[Instruction] = []
-        unreduced = Counter(op.stage for op in order if op.kind in (OpKind.W, OpKind.B))
-        times = zip(self._timeline.starts[device], self._timeline.ends[device], strict=True)
-        for position, (op, (start, end)) in enumerate(zip(order, times, strict=True)):
-            stage, mb = op.stage, op.microbatch
+        unreduced = Counter(op.stage for unit in units for op in unit if op.kind in (OpKind.W, OpKind.B))
+        complete: list[int] = []  # stages whose reductions are still to be posted
+        for position, (unit, (start, end)) in enumerate(zip(units, self._times[device], strict=True)):
             steps += posted.get(position, ())
-            if op.kind is OpKind.F and stage in gathers:
-                steps.append(_wait(gathers.pop(stage)))
-            read = self._wiring.reads(op)
-            if read is not None:
-                steps.append(Instruction(op="WAIT", stage=stage, mb=mb, channel=self._wiring.channel_ids[read]))
-            steps.append(Instruction(op=op.kind.name, stage=stage, mb=mb, start_ns=start, end_ns=end))  # type: ignore[arg-type]
-            fed = self._wiring.feeds(op)
-            if fed is not None:
-                steps.append(Instruction(op="SEND", stage=stage, mb=mb, channel=self._wiring.channel_ids[fed[0]]))
-            if op.kind in (OpKind.W, OpKind.B):
-                unreduced[stage] -= 1
-                if unreduced[stage] == 0 and stage in self._reduce_runs:
-                    reduces.append(self._reduce(device, stage))
-                    steps.append(reduces[-1])
+            for op in unit:
+                if op.kind is OpKind.F and op.stage in gathers:
+                    steps.append(_wait(gathers.pop(op.stage)))
+                read = self._wiring.reads(op)
+                if read is not None:
+                    steps.append(_message("WAIT", op, self._wiring.channel_ids[read]))
+            steps.append(_compute(unit, start, end))
+            for op in unit:
+                fed = self._wiring.feeds(op)
+                if fed is not None:
+                    steps.append(_message("SEND", op, self._wiring.channel_ids[fed[0]]))
+            for op in unit:
+                if op.kind in (OpKind.W, OpKind.B):
+                    unreduced[op.stage] -= 1
+                    if unreduced[op.stage] == 0 and op.stage in self._reduce_runs:
+                        complete.append(op.stage)
+            for stage in self._due(device, complete, len(reduces)):
+                reduces.append(self._collective(self._reduce_runs[stage]))
+                steps.append(reduces[-1])
         steps += map(_wait, reduces)
-        steps.append(Instruction(op="STEP"))
+        steps.append(_step(self._timeline))
         return RankProgram(rank=device, device=self._problem.devices[device].name, ops=tuple(steps))
 
     def _posted(self, device: int) -> dict[int, list[Instruction]]:
-        """Return the receives to post before each position of the device's order."""
-        starts, ends = self._timeline.starts[device], self._timeline.ends[device]
+        """Return the receives to post before each unit of the device's order."""
+        starts, ends = zip(*self._times[device], strict=True) if self._times[device] else ((), ())
         posted: dict[int, list[Instruction]] = defaultdict(list)
-        reader = {consumed(op): position for position, op in enumerate(self._orders[device]) if op.kind is not OpKind.W}
+        reader = {
+            consumed(op): position
+            for position, unit in enumerate(self._units[device])
+            for op in unit
+            if op.kind is not OpKind.W
+        }
         for key, channel in self._wiring.channel_ids.items():
             if key.target != device:
                 continue
@@ -160,35 +205,85 @@ class _Lowering:
 
     def _sent(self, key: ChannelKey) -> list[Message]:
         """Return the messages of a channel in its sender's order."""
-        fed = map(self._wiring.feeds, self._orders[key.source])
+        fed = map(self._wiring.feeds, chain.from_iterable(self._units[key.source]))
         return [found[1] for found in fed if found is not None and found[0] == key]
 
     def _gathers(self, device: int) -> list[Instruction]:
         """Return the all-gathers of a device, in the order of its stages' first F."""
-        stages = dict.fromkeys(op.stage for op in self._orders[device] if op.kind is OpKind.F)
-        runs = [self._gather_runs[stage] for stage in stages if stage in self._gather_runs]
-        return [self._collective(device, run.kind, run.stage, run.start_ns, run.end_ns) for run in runs]
+        stages = dict.fromkeys(op.stage for unit in self._units[device] for op in unit if op.kind is OpKind.F)
+        return [self._collective(self._gather_runs[stage]) for stage in stages if stage in self._gather_runs]
 
-    def _reduce(self, device: int, stage: int) -> Instruction:
-        run = self._reduce_runs[stage]
-        return self._collective(device, run.kind, stage, run.start_ns, run.end_ns)
+    def _collective(self, run: CollectiveRun) -> Instruction:
+        group = self._wiring.group_of[run.stage].id
+        return Instruction(op=run.kind, stage=run.stage, group=group, start_ns=run.start_ns, end_ns=run.end_ns)
 
-    def _collective(
-        self,
-        device: int,
-        kind: Literal["ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"],
-        stage: int,
-        start: int,
-        end: int,
-    ) -> Instruction:
-        return Instruction(op=kind, stage=stage, group=self._wiring.groups[device].id, start_ns=start, end_ns=end)
+    def _due(self, device: int, complete: list[int], num_posted: int) -> list[int]:
+        """Take from `complete` the stages whose reductions are to be posted now.
+
+        Those of copies stand in the order in which they run, on every rank the same: a rank whose own gradients are
+        complete earlier posts later, but no later than the reduction can start, since an earlier one holds its link.
+        """
+        if self._turns is None:
+            due = complete.copy()
+        else:
+            turns = [stage for stage in self._turns if self._problem.stages[stage].device == device]
+            due = []
+            for stage in turns[num_posted:]:
+                if stage not in complete:
+                    break
+                due.append(stage)
+        complete[:] = [stage for stage in complete if stage not in due]
+        return due
+
+    def _copy_turns(self) -> list[int]:
+        """Return all stages in the order in which the reductions over their copies run.
+
+        Of those that are ready at one time the first is that whose gradients are complete first on its lowest rank.
+        """
+        ready: dict[int, int] = defaultdict(int)
+        complete: dict[tuple[int, int], int] = {}  # first copy, rank -> place of its last W or B
+        for device, (units, times) in enumerate(zip(self._units, self._times, strict=True)):
+            for place, (unit, (_, end)) in enumerate(zip(units, times, strict=True)):
+                for op in unit:
+                    if op.kind in (OpKind.W, OpKind.B):
+                        first = self._problem.copies_of(op.stage)[0]
+                        ready[first] = max(ready[first], end)
+                        complete[first, device] = place
+
+        def turn(stage: int) -> tuple[int, ...]:
+            copies = self._problem.copies_of(stage)
+            lowest = min(self._problem.stages[copy].device for copy in copies)
+            start, place = self._reduce_runs[stage].start_ns, complete[copies[0], lowest]
+            return start, ready[copies[0]], lowest, place, stage
+
+        return sorted(self._reduce_runs, key=turn)
+
+
+def _compute(unit: Sequence[Op], start: int, end: int) -> Instruction:
+    """Return the instruction of one op, or of the two of a fused pair."""
+    kind, stage, mb = unit[0]
+    if len(unit) == 1:
+        return Instruction(op=kind.name, stage=stage, mb=mb, start_ns=start, end_ns=end)  # type: ignore[arg-type]
+    return Instruction(
+        op="FB",
+        stage=stage,
+        mb=mb,
+        backward_stage=unit[1].stage,
+        backward_mb=unit[1].microbatch,
+        start_ns=start,
+        end_ns=end,
+    )
+
+
+def _message(name: Literal["SEND", "WAIT"], op: Op, channel: int) -> Instruction:
+    return Instruction(op=name, stage=op.stage, mb=op.microbatch, channel=channel)
 
 
 def _wait(collective: Instruction) -> Instruction:
     return Instruction(op="WAIT", stage=collective.stage, group=collective.group)
 
 
-def _windows(ops: Iterable[Instruction]) -> dict[int, int]:
+def receive_windows(ops: Iterable[Instruction]) -> dict[int, int]:
     """Return, for each channel of a program, the most receives posted and not yet consumed at once."""
     windows: dict[int, int] = {}
     open_receives: Counter[int] = Counter()
@@ -200,9 +295,10 @@ def _windows(ops: Iterable[Instruction]) -> dict[int, int]:
         elif step.channel is not None and step.op == "WAIT":
             reading[step.stage, step.mb] = step.channel
         elif step.op in _COMPUTE:  # the op directly behind the WAIT reads it
-            channel = reading.pop((step.stage, step.mb), None)
-            if channel is not None:
-                open_receives[channel] -= 1
+            for reader in ((step.stage, step.mb), (step.backward_stage, step.backward_mb)):
+                channel = reading.pop(reader, None)
+                if channel is not None:
+                    open_receives[channel] -= 1
     return windows
 
 
@@ -214,4 +310,5 @@ def _summary(problem: Problem) -> ProblemSummary:
         stages=problem.num_stages,
         microbatches=problem.microbatches,
         placement=problem.placement,
+        flows=len(problem.flows),
     )

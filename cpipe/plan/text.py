@@ -67,6 +67,10 @@ def _instruction(step: Instruction) -> str:
         text += f', "stage": {step.stage}'
     if step.mb is not None:
         text += f', "mb": {step.mb}'
+    if step.backward_stage is not None:
+        text += f', "backward_stage": {step.backward_stage}'
+    if step.backward_mb is not None:
+        text += f', "backward_mb": {step.backward_mb}'
     if step.channel is not None:
         text += f', "channel": {step.channel}'
     if step.group is not None:

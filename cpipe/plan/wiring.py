@@ -39,7 +39,9 @@ class Wiring:
     channel_ids
         Dense id of each channel.
     groups
-        By device: the group of its stages; empty without data parallelism.
+        Of the collectives, in the order of their ids; empty without any.
+    group_of
+        By stage: its group.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -53,12 +55,10 @@ class Wiring:
         self.channels = {key: tuple(hops[key]) for key in sorted(hops)}
         self.channel_ids = {key: index for index, key in enumerate(self.channels)}
         self._shared = {pipe for pipe, devices in senders.items() if len(devices) > 1}
-        self.groups: dict[int, Group] = {}
+        self.groups = _groups(problem)
+        self.group_of = {stage: group for group in self.groups for stage in group.stages}
         if problem.collectives is not None:
             self._shared.update(problem.collectives.pipes)
-            members = [device for device in range(problem.num_devices) if problem.stages_of(device)]
-            for index, device in enumerate(members):
-                self.groups[device] = Group(id=index, kind="data_parallel", stages=problem.stages_of(device))
 
     def declared(self, windows: Mapping[int, int]) -> tuple[Channel, ...]:
         """Return the channels as a plan lists them, with the receive window of each channel id."""
@@ -77,10 +77,11 @@ class Wiring:
     def feeds(self, op: Op) -> tuple[ChannelKey, Message] | None:
         """Return the message that leaves after `op` and its channel, or None."""
         problem = self._problem
-        if op.kind is OpKind.F and op.stage < problem.num_stages - 1:
-            hop, message = problem.forward_hops[op.stage], Message("activation", op.stage + 1, op.microbatch)
-        elif op.kind in (OpKind.D, OpKind.B) and op.stage > 0:
-            hop, message = problem.backward_hops[op.stage - 1], Message("gradient", op.stage - 1, op.microbatch)
+        before, after = problem.previous_stage(op.stage), problem.next_stage(op.stage)
+        if op.kind is OpKind.F and after is not None:
+            hop, message = problem.forward_hops[op.stage], Message("activation", after, op.microbatch)
+        elif op.kind in (OpKind.D, OpKind.B) and before is not None:
+            hop, message = problem.backward_hops[before], Message("gradient", before, op.microbatch)
         else:
             return None
         return None if hop is None else (ChannelKey(hop.source, hop.target, message.carries), message)
@@ -89,9 +90,10 @@ class Wiring:
         """Return the channel from which the input of `op` comes, or None."""
         problem = self._problem
         hop: Hop | None = None
-        if op.kind is OpKind.F and op.stage > 0:
-            hop = problem.forward_hops[op.stage - 1]
-        elif op.kind in (OpKind.D, OpKind.B) and op.stage < problem.num_stages - 1:
+        before, after = problem.previous_stage(op.stage), problem.next_stage(op.stage)
+        if op.kind is OpKind.F and before is not None:
+            hop = problem.forward_hops[before]
+        elif op.kind in (OpKind.D, OpKind.B) and after is not None:
             hop = problem.backward_hops[op.stage]
         return None if hop is None else ChannelKey(hop.source, hop.target, consumed(op).carries)
 
@@ -109,6 +111,17 @@ class Wiring:
 def consumed(op: Op) -> Message:
     """Return the message that `op` (F, D or B) reads, whether or not it comes from another device."""
     return Message("activation" if op.kind is OpKind.F else "gradient", op.stage, op.microbatch)
+
+
+def _groups(problem: Problem) -> tuple[Group, ...]:
+    """Return the groups: one for each device's stages, or where stages have copies, one for each stage."""
+    if problem.collectives is None:
+        return ()
+    if len(problem.flows) > 1:
+        copies = map(problem.copies_of, range(problem.flow_length))
+        return tuple(Group(id=index, kind="weight_copies", stages=stages) for index, stages in enumerate(copies))
+    members = filter(None, map(problem.stages_of, range(problem.num_devices)))
+    return tuple(Group(id=index, kind="data_parallel", stages=stages) for index, stages in enumerate(members))
 
 
 def _both_ways(problem: Problem) -> tuple[tuple[Carries, tuple[Hop | None, ...]], ...]:

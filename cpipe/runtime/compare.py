@@ -14,7 +14,7 @@ from cpipe.runtime.records import OpRecord
 
 __all__ = ["ChannelComparison", "DeviceComparison", "compare_channels", "compare_devices", "step_seconds"]
 
-_COMPUTE = frozenset("FDWB")
+_COMPUTE = frozenset((*"FDWB", "FB"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +128,15 @@ def _device(program: RankProgram, records: Sequence[OpRecord], time_scale: float
 def _waits(ops: Sequence[Instruction]) -> list[tuple[int, int]]:
     """Return (channel, idle time [ns]) of each op that a message feeds, as the plan has it."""
     waits: list[tuple[int, int]] = []
-    free_ns, channel = 0, None
+    free_ns = 0
+    awaited: list[int] = []
     for op in ops:
         if op.op == "WAIT" and op.channel is not None:
-            channel = op.channel
+            awaited.append(op.channel)
         elif op.op in _COMPUTE:
-            if channel is not None:
-                waits.append((channel, (op.start_ns or 0) - free_ns))
-            free_ns, channel = op.end_ns or 0, None
+            waits += [(channel, (op.start_ns or 0) - free_ns) for channel in awaited]
+            free_ns = op.end_ns or 0
+            awaited.clear()
     return waits
 
 

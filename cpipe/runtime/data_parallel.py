@@ -1,8 +1,9 @@
 """Data parallelism of one stage: what ALL_REDUCE, ALL_GATHER and REDUCE_SCATTER do to its parameters.
 
-``ddp`` averages gradients over the replicas. ``zero1`` gives each replica one shard of the parameters to step: they lie
-in one flat tensor per dtype, cut in equal shards (padded); gradients are averaged into the shards, and the next
-all-gather hands the stepped shards around. Sums are taken by the back end and divided by the number of replicas.
+``ddp`` averages gradients over the replicas, and adds them up over the copies of a stage. ``zero1`` gives each replica
+one shard of the parameters to step: they lie in one flat tensor per dtype, cut in equal shards (padded); gradients are
+averaged into the shards, and the next all-gather hands the stepped shards around. Sums are taken by the back end and
+divided by the number of replicas.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ class Replicated(ABC):
 
 
 class AllReduce(Replicated):
-    """Every replica has all gradients."""
+    """Every replica has all gradients; the group may hold several `copies` of the stage on each replica."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Any, lane: Lane) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Any, lane: Lane, copies: int = 1) -> None:
         super().__init__(parameters, group, lane)
+        self._divisor = self._size // copies
         self._flats: list[Tensor] = []
 
     def trained(self) -> list[nn.Parameter]:
@@ -95,7 +97,7 @@ class AllReduce(Replicated):
         """Divide the sums by the number of replicas and hand them to the parameters."""
         for bucket, flat in zip(self._buckets, self._flats, strict=True):
             used = [1.0] * len(bucket) if flat.is_cuda else flat[-len(bucket) :].tolist()
-            sums = torch.split(flat[: -len(bucket)].div_(self._size), [parameter.numel() for parameter in bucket])
+            sums = torch.split(flat[: -len(bucket)].div_(self._divisor), [parameter.numel() for parameter in bucket])
             for parameter, grad, count in zip(bucket, sums, used, strict=True):
                 if count:
                     parameter.grad = grad.view_as(parameter)

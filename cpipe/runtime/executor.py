@@ -128,10 +128,9 @@ class PlanExecutor:
             faults=faults,
         )
         self._crew = meet(self._bulletin, card, plan, self._watchdog.startup_s)
-        scale = plan.problem.microbatches if scale_grads else 1
-        last = plan.problem.stages - 1
+        scale = plan.problem.microbatches * plan.problem.flows if scale_grads else 1
         self._runners = {
-            stage: StageRunner(stage, self.rank, module, loss_fn if stage == last else None, scale)
+            stage: StageRunner(stage, self.rank, module, loss_fn if plan.problem.is_last(stage) else None, scale)
             for stage, module in sorted(stages.items())
         }
         self._monitor = Monitor(self._bulletin, self._watchdog, self._crew.names, self._crew.ranks)
@@ -155,6 +154,9 @@ class PlanExecutor:
         targets
             On the rank of the last stage: one entry per microbatch, whatever the loss function takes. Ignored
             elsewhere.
+
+        With several flows, each has microbatches of its own: give the rank of its first stage its inputs, and that of
+        its last stage its targets.
 
         Raises
         ------
@@ -221,7 +223,10 @@ class PlanExecutor:
         self._wires.connect(backend, emulation)
         if self._plan.groups:
             trained = {stage: _trainable(runner.module) for stage, runner in self._runners.items()}
-            self._wires.connect_replicas(data_parallel_group, trained, backend)
+            if self._plan.problem.flows > 1:
+                self._wires.connect_copies(trained, backend)
+            else:
+                self._wires.connect_replicas(data_parallel_group, trained, backend)
 
     def _prepare(self, optimizer: OptimizerFactory | None) -> None:
         """Get ready for the first step."""
@@ -257,9 +262,9 @@ class PlanExecutor:
         self._monitor.check()
         start = time.monotonic()
         self._timetable.first = self._num_steps == 0
-        given = self._inputs(inputs) if 0 in self._runners else ()
-        last = self._plan.problem.stages - 1
-        wanted = self._microbatches("targets", targets) if last in self._runners else ()
+        summary = self._plan.problem
+        given = self._inputs(inputs) if any(map(summary.is_first, self._runners)) else ()
+        wanted = self._microbatches("targets", targets) if any(map(summary.is_last, self._runners)) else ()
         self._clock.restart()
         losses = self._interpreter.run(given, wanted)
         self._monitor.enter(self._timetable.stepping)

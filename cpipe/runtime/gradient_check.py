@@ -19,7 +19,7 @@ from cpipe.ir import Plan
 from cpipe.runtime.models import PipelineModel
 from cpipe.runtime.specs import as_tensors, moved
 
-__all__ = ["Gradients", "StageCheck", "accumulation_orders", "check_stage", "reference_gradients"]
+__all__ = ["Gradients", "StageCheck", "accumulation_orders", "added", "check_stage", "reference_gradients"]
 
 _ACCELERATOR_TOLERANCE = 1e-5
 
@@ -59,6 +59,8 @@ def accumulation_orders(plan: Plan) -> dict[int, tuple[int, ...]]:
         for op in program.ops:
             if op.op in ("W", "B") and op.stage is not None and op.mb is not None:
                 orders[op.stage].append(op.mb)
+            elif op.backward_stage is not None and op.backward_mb is not None:
+                orders[op.backward_stage].append(op.backward_mb)
     return {stage: tuple(order) for stage, order in orders.items()}
 
 
@@ -68,6 +70,7 @@ def reference_gradients(
     step: int,
     device: torch.device,
     *,
+    part: slice = slice(None),
     drawing: set[int] | None = None,
 ) -> dict[int, Gradients]:
     """Run all stages in this process, one microbatch after the other, and add up the gradients.
@@ -82,6 +85,8 @@ def reference_gradients(
         The iteration whose inputs and targets are used.
     device
         Where to run.
+    part
+        Which of the model's microbatches are used; `orders` counts from the first of them.
     drawing
         Is given the stages whose forward draws random numbers from torch's generator.
 
@@ -91,7 +96,7 @@ def reference_gradients(
         For each stage the sum of the gradients over its microbatches.
     """
     stages = [model.stage(stage).to(device) for stage in sorted(orders)]
-    inputs, targets = model.inputs(step), model.targets(step)
+    inputs, targets = model.inputs(step)[part], model.targets(step)[part]
     sums = [_Sum(module, orders[stage]) for stage, module in enumerate(stages)]
     for mb, (value, target) in enumerate(zip(inputs, targets, strict=True)):
         hidden: Any = moved(value, device)
@@ -105,6 +110,19 @@ def reference_gradients(
         for total in sums:
             total.add(mb, [next(gradients) for _ in total.parameters])
     return {stage: total.gradients() for stage, total in enumerate(sums)}
+
+
+def added(parts: Sequence[Mapping[int, Gradients]]) -> dict[int, Gradients]:
+    """Return the sums over several flows of what `reference_gradients` gives for each; None counts as nothing."""
+    first, *others = parts
+    total = dict(first)
+    for part in others:
+        for stage, gradients in part.items():
+            total[stage] = {
+                name: ours if theirs is None else theirs if ours is None else ours + theirs
+                for (name, ours), theirs in zip(total[stage].items(), gradients.values(), strict=True)
+            }
+    return total
 
 
 def check_stage(stage: int, actual: Gradients, expected: Gradients) -> StageCheck:

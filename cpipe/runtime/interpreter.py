@@ -65,6 +65,8 @@ class Interpreter:
         self._rank = rank
         self._program = next(program.ops for program in plan.ranks if program.rank == rank)
         self._placement = plan.problem.placement
+        self._is_first, self._is_last = plan.problem.is_first, plan.problem.is_last
+        self._inputs_of = next((stage for stage in runners if self._is_first(stage)), 0)
         self._runners = runners
         self._wires = wires
         self._monitor = monitor
@@ -79,6 +81,7 @@ class Interpreter:
             "D": self._backward,
             "B": self._backward,
             "W": self._weight_grad,
+            "FB": self._pair,
             "SEND": self._send,
             "RECV": self._receive,
             "WAIT": self._wait,
@@ -96,7 +99,7 @@ class Interpreter:
         Parameters
         ----------
         inputs, targets
-            By microbatch; empty where the first, the last stage is not here.
+            By microbatch; empty where the first, the last stage (of a flow) is not here.
         """
         self._begin(inputs, targets)
         for index, step in enumerate(self._program):
@@ -130,7 +133,7 @@ class Interpreter:
         return tuple(found)
 
     def _begin(self, inputs: Sequence[Tensors], targets: Sequence[Any]) -> None:
-        self._activations: dict[Key, Tensors] = {(0, mb): tensors for mb, tensors in enumerate(inputs)}
+        self._activations: dict[Key, Tensors] = {(self._inputs_of, mb): tensors for mb, tensors in enumerate(inputs)}
         self._targets = targets
         self._gradients: dict[Key, Tensors] = {}
         self._outbox: dict[tuple[str, int, int], Tensors] = {}
@@ -167,20 +170,27 @@ class Interpreter:
         start = self._clock.mark()
         found = runner.input_grad(mb, grads) if step.op == "D" else runner.full_backward(mb, grads)
         span = self._clock.span(start, self._waited.pop((stage, mb), 0.0))
-        if stage > 0 and self._placement[stage - 1] == self._rank:
+        if self._is_first(stage):
+            return span
+        if self._placement[stage - 1] == self._rank:
             self._gradients[stage - 1, mb] = tuple(tensor.contiguous() for tensor in found)
-        elif stage > 0:
+        else:
             self._outbox["gradient", stage, mb] = found
         return span
+
+    def _pair(self, step: Instruction) -> Span:
+        """Run a forward and a full backward; what they make leaves behind both."""
+        start, _, waited = self._forward(step)
+        _, end, also_waited = self._backward(
+            Instruction(op="B", stage=step.backward_stage, mb=step.backward_mb, start_ns=step.start_ns)
+        )
+        return start, end, waited + also_waited
 
     def _weight_grad(self, step: Instruction) -> Span:
         stage, mb = _key(step)
         start = self._clock.mark()
         self._runners[stage].weight_grad(mb)
         return self._clock.span(start, 0.0)
-
-    def _is_last(self, stage: int) -> bool:
-        return stage == len(self._placement) - 1
 
     # --- messages
 

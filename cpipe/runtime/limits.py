@@ -11,7 +11,7 @@ from cpipe.runtime.watchdog import Watchdog
 __all__ = ["Timetable"]
 
 _NS_PER_S = 1e9
-_COMPUTE = frozenset("FDWB")
+_COMPUTE = frozenset((*"FDWB", "FB"))
 
 
 class Timetable:

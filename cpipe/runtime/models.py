@@ -35,7 +35,7 @@ __all__ = [
     "stage_seed",
 ]
 
-_COMPUTE = ("F", "D", "W", "B")
+_COMPUTE = ("F", "D", "W", "B", "FB")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +255,9 @@ def _naps(plan: Plan, scale: float) -> dict[int, _Naps]:
             nap = naps[op.stage]
             if op.op == "F":
                 nap.forward[op.mb] = seconds
+            elif op.op == "FB" and op.backward_stage is not None and op.backward_mb is not None:  # half and half
+                nap.forward[op.mb] = seconds / 2
+                naps[op.backward_stage].weight_grad[op.backward_mb] = seconds / 2
             elif op.op == "D" and op.stage > 0:
                 nap.input_grad[op.mb] = seconds
             else:

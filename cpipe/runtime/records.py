@@ -20,11 +20,11 @@ class OpRecord(NamedTuple):
     stage, mb, channel
         As in the plan; None where the instruction has none.
     start_s, end_s
-        On CLOCK_MONOTONIC [s], one origin for all processes of a machine. F D W B: compute alone, without waits.
+        On CLOCK_MONOTONIC [s], one origin for all processes of a machine. F D W B FB: compute alone, without waits.
         WAIT: from asking to having. RECV: from posting to when the message was there. SEND: from posting to when
         the transport was done with it. Collectives: from posting to the end.
     wait_s
-        F D B: how long the WAIT of its input took [s]. WAIT: its own length. Otherwise 0.
+        F D B FB: how long the WAITs of its inputs took [s]. WAIT: its own length. Otherwise 0.
     """
 
     op: str

@@ -116,7 +116,7 @@ def local_faults(plan: Plan, rank: int, stages: Mapping[int, Any], has_loss: boo
         if stage in stages and not isinstance(stages[stage], nn.Module)
     ]
     faults += _shared_parameters(plan, rank, {stage: stages[stage] for stage in here if stage in stages})
-    if summary.stages - 1 in here and not has_loss:
+    if any(map(summary.is_last, here)) and not has_loss:
         faults.append(_fault("missing-loss", f"rank {rank}: the last stage stands here and needs a loss_fn"))
     return tuple(faults)
 
@@ -192,7 +192,7 @@ def _compared(cards: Sequence[Card]) -> list[Diagnostic]:
     return faults
 
 
-def _differing(code: str, what: str, cards: Iterable[tuple[int, Card]], read: Callable[..., Any]) -> list[Diagnostic]:
+def _differing(code: str, what: str, cards: Iterable[tuple[int, Any]], read: Callable[..., Any]) -> list[Diagnostic]:
     values: dict[Any, list[int]] = {}
     for process, card in cards:
         values.setdefault(read(card), []).append(process)
@@ -242,10 +242,17 @@ def _replicated(cards: Sequence[Card], plan: Plan, crew: Crew) -> list[Diagnosti
         elif tuple(sorted(card.replicas)) != expected:
             message = f"its data-parallel group joins processes {_listed(card.replicas)}, expected {_listed(expected)}"
             faults.append(_fault("data-parallel", f"{crew.names[process]}: {message}"))
-    for stage, rank in enumerate(plan.problem.placement):
-        group = [(pipeline[rank], cards[pipeline[rank]]) for pipeline in crew.pipelines]
-        what = f"the weights of stage {stage} (a checksum of their bits)"
-        faults += _differing("weights-differ", what, group, lambda card, at=str(stage): card.weights.get(at))
+    placement, length = plan.problem.placement, plan.problem.flow_length
+    for stage in range(length):
+        copies = range(stage, plan.problem.stages, length)
+        group = [
+            (pipeline[placement[copy]], cards[pipeline[placement[copy]]].weights.get(str(copy)))
+            for pipeline in crew.pipelines
+            for copy in copies
+        ]
+        told = f"the copies of stage {stage}" if len(copies) > 1 else f"stage {stage}"
+        what = f"the weights of {told} (a checksum of their bits)"
+        faults += _differing("weights-differ", what, group, lambda weights: weights)
     return faults
 
 

@@ -186,7 +186,13 @@ def torch_messages(table: str, microbatches: int) -> str:
     from torch.distributed.pipelining import schedules
 
     rows = [[schedules._Action.from_str(cell) for cell in line.split(",")] for line in table.splitlines()]
-    placement = {action.stage_index: rank for rank, row in enumerate(rows) for action in row if action is not None}
+    placement = {
+        part.stage_index: rank
+        for rank, row in enumerate(rows)
+        for action in row
+        if action is not None
+        for part in action.sub_actions or (action,)
+    }
     ready = {
         rank: schedules._add_reduce_grad(schedules._add_unshard_reshard(row), microbatches)  # type: ignore[arg-type]
         for rank, row in enumerate(rows)

@@ -18,7 +18,7 @@ __all__ = ["chrome_trace"]
 
 Event = dict[str, Any]
 
-_COMPUTE = frozenset("FDWB")
+_COMPUTE = frozenset((*"FDWB", "FB"))
 _COMPUTE_TID = 0
 _FIRST_CHANNEL_TID = 1
 _COLLECTIVES = frozenset(("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"))

@@ -76,6 +76,27 @@ class Wires:
         lane = self._lane("data parallelism", " or ".join(self._crew.names[other] for other in self.replicas))
         self.replicated = {stage: make(trained, group, lane) for stage, trained in parameters.items()}
 
+    def connect_copies(self, parameters: dict[int, list[nn.Parameter]], backend: str) -> None:
+        """Join the stages of this rank (with their trainable parameters) to their copies, on all replicas.
+
+        Every process makes the groups of all stages.
+        """
+        placement, pipelines = self._plan.problem.placement, self._crew.pipelines
+        joined: dict[int, Any] = {}
+        others: set[int] = set()
+        for copies in (group.stages for group in self._plan.groups):
+            members = sorted(pipeline[placement[stage]] for pipeline in pipelines for stage in copies)
+            group = self._new_group(members, backend)
+            if self._me in members:
+                others.update(process for process in members if process != self._me)
+                joined |= {stage: group for stage in copies if stage in parameters}
+        self.replicas = tuple(sorted(others))
+        lane = self._lane("the copies", " or ".join(self._crew.names[other] for other in self.replicas))
+        self.replicated = {
+            stage: AllReduce(trained, joined[stage], lane, copies=self._plan.problem.flows)
+            for stage, trained in parameters.items()
+        }
+
     def drain(self) -> None:
         """Wait until the messages of this rank have left; those for it have been waited for already."""
         for lane in [*(port.lane for port in self.inputs.values()), *(port.lane for port in self.outputs.values())]:

@@ -30,6 +30,7 @@ from cpipe.runtime.gradient_check import (
     Gradients,
     StageCheck,
     accumulation_orders,
+    added,
     check_stage,
     reference_gradients,
 )
@@ -151,26 +152,39 @@ def run_plan(plan: Plan, options: RunOptions) -> dict[str, Any] | None:
 
 
 def _run(plan: Plan, options: RunOptions, world: World) -> dict[str, Any] | None:
-    sizes = {"num_stages": plan.problem.stages, "microbatches": plan.problem.microbatches}
+    length, flows = plan.problem.flow_length, plan.problem.flows
+    sizes = {"num_stages": length, "microbatches": flows * plan.problem.microbatches}
     job = Job(**sizes, seed=options.seed, plan=plan, time_scale=options.time_scale)
     factory = load_factory(options.model)
     model = factory(job)
     mine = [stage for stage, rank in enumerate(plan.problem.placement) if rank == world.rank]
-    stages = {stage: model.stage(stage).to(world.device) for stage in mine}
+    stages = {stage: model.stage(stage % length).to(world.device) for stage in mine}
     steps, gradients = _steps(plan, options, world, model, stages)
     checks: list[StageCheck] = []
     if options.check:
         fresh = factory(Job(**sizes, seed=options.seed, plan=plan, time_scale=0.0))
         drawing: set[int] = set()
         orders = accumulation_orders(plan)
-        expected = reference_gradients(fresh, orders, options.steps - 1, world.device, drawing=drawing)
+        of_flows = []
+        for flow in range(flows):
+            share = {stage: orders[flow * length + stage] for stage in range(length)}
+            part = _share(plan, flow)
+            of_flows.append(
+                reference_gradients(fresh, share, options.steps - 1, world.device, part=part, drawing=drawing)
+            )
+        expected = added(of_flows)
         checks = [
-            replace(check_stage(stage, found, expected[stage]), random=stage in drawing)
+            replace(check_stage(stage, found, expected[stage % length]), random=stage % length in drawing)
             for stage, found in gradients.items()
         ]
     told: list[Any] = [None] * world.size
     dist.all_gather_object(told, (steps, checks), group=world.control)
     return _result(plan, options, told) if world.rank == 0 else None
+
+
+def _share(plan: Plan, flow: int) -> slice:
+    """Return which of the model's microbatches a flow trains."""
+    return slice(flow * plan.problem.microbatches, (flow + 1) * plan.problem.microbatches)
 
 
 @dataclass(frozen=True)
@@ -186,7 +200,9 @@ def _steps(
 ) -> tuple[list[_Step], dict[int, Gradients]]:
     """Run all steps; return what they measured, and the gradients of the last."""
     measured: list[_Step] = []
-    last = plan.problem.stages - 1
+    length = plan.problem.flow_length
+    reads = next((_share(plan, stage // length) for stage in stages if plan.problem.is_first(stage)), None)
+    ends = next((_share(plan, stage // length) for stage in stages if plan.problem.is_last(stage)), None)
     with PlanExecutor(
         plan,
         stages,
@@ -198,14 +214,14 @@ def _steps(
         record=True,
     ) as executor:
         for step in range(options.steps):
-            inputs = [moved(value, world.device) for value in model.inputs(step)] if 0 in stages else None
-            targets = [moved(value, world.device) for value in model.targets(step)] if last in stages else None
+            inputs = None if reads is None else [moved(value, world.device) for value in model.inputs(step)[reads]]
+            targets = None if ends is None else [moved(value, world.device) for value in model.targets(step)[ends]]
             for stage, module in stages.items():
                 for parameter in (*module.parameters(), *executor.parameters(stage)):
                     parameter.grad = None
             start = _common_start(world)
             result = executor.step(inputs, targets)
-            measured.append(_step(result, start))
+            measured.append(_step(result, start, ends.start if ends is not None else 0))
         gradients = {stage: _gradients(module, executor.parameters(stage)) for stage, module in stages.items()}
     return measured, gradients
 
@@ -228,11 +244,12 @@ def _common_start(world: World) -> float:
     return start
 
 
-def _step(result: StepResult, start: float) -> _Step:
+def _step(result: StepResult, start: float, first_mb: int) -> _Step:
+    """Return what is kept of a step; `first_mb` is the model's microbatch that is 0 of the flow that ends here."""
     records = tuple(
         record._replace(start_s=record.start_s - start, end_s=record.end_s - start) for record in result.records
     )
-    return _Step(records, {mb: float(loss) for mb, loss in sorted(result.losses.items())})
+    return _Step(records, {first_mb + mb: float(loss) for mb, loss in sorted(result.losses.items())})
 
 
 def _result(plan: Plan, options: RunOptions, told: Sequence[tuple[list[_Step], list[StageCheck]]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.baseline import changes, speed_of_this_machine, store, stored
-from bench.cases import PROBLEMS
+from bench.problems import PROBLEMS
 from known_cases import line_problem
 
 import cpipe

@@ -2,18 +2,19 @@
 
 A cell is ``<stage><ACTION><microbatch>``: ``0F3``, ``2I1`` (input gradient), ``2W1``, ``1B0``, ``0SEND_F3``,
 ``1RECV_F3``, ``1SEND_B0``, ``0RECV_B0``; without a microbatch ``0UNSHARD``, ``0RESHARD``, ``0REDUCE_GRAD``; or
-``(0F2;3B0)OVERLAP_F_B``, which torch runs one after the other. The stage of a SEND or RECV is the one that executes it.
+``(0F2;3B0)OVERLAP_F_B``, a forward and a full backward, which a plan has as one FB. The stage of a SEND or RECV is the
+one that executes it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from cpipe.errors import Diagnostic, PlanError
 
-__all__ = ["COLLECTIVES", "COMPUTE", "MESSAGES", "Cell", "TorchTable", "read_torch_csv"]
+__all__ = ["COLLECTIVES", "COMPUTE", "MESSAGES", "Cell", "TorchTable", "read_torch_csv", "units_of"]
 
 COMPUTE = ("F", "I", "W", "B")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
@@ -26,13 +27,17 @@ _MAX_DIGITS = 9  # of a number: anything longer is no stage and no microbatch
 
 
 class Cell(NamedTuple):
-    """One action; `row` and `column` count from 0, `mb` is -1 where the action has none."""
+    """One action; `row` and `column` count from 0, `mb` is -1 where the action has none.
+
+    The F and the B of an ``OVERLAP_F_B`` stand one behind the other in their row, both `fused`.
+    """
 
     row: int
     column: int
     stage: int
     action: str
     mb: int = -1
+    fused: bool = False
 
     def __str__(self) -> str:
         """Return the text of the cell."""
@@ -117,13 +122,27 @@ def read_torch_csv(data: bytes, file: str) -> TorchTable:
     return TorchTable(tuple(rows), tuple(blanks))
 
 
+def units_of(row: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the actions of a row as they run: one each, or the two of an ``OVERLAP_F_B``."""
+    for place, cell in enumerate(row):
+        if not cell.fused:
+            yield (cell,)
+        elif cell.action == "F":
+            yield cell, row[place + 1]
+
+
 def _parse(row: int, column: int, word: str) -> list[Cell] | None:
     """Return the actions of one cell, or None when it is no action."""
     overlap = _OVERLAP.fullmatch(word)
     if overlap is not None:
         parts = [_parse_one(row, column, part.strip()) for part in overlap.group(1).split(";")]
         inner = [part for part in parts if part is not None and part.action in COMPUTE]
-        return inner if len(inner) == len(parts) else None
+        if len(inner) != len(parts):
+            return None
+        if sorted(part.action for part in inner) == ["B", "F"]:
+            inner.sort(key=lambda part: part.action, reverse=True)
+            inner = [part._replace(fused=True) for part in inner]
+        return inner
     cell = _parse_one(row, column, word)
     return None if cell is None else [cell]
 

@@ -7,7 +7,7 @@ each channel allows, which is enough to say whether it can run; the compiler pla
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from cpipe.ir import (
     Timeline,
 )
 from cpipe.plan.digest import plan_digest, problem_digest
-from cpipe.plan.exchange.cells import COMPUTE, MESSAGES, Cell, TorchTable
+from cpipe.plan.exchange.cells import COMPUTE, MESSAGES, Cell, TorchTable, units_of
 from cpipe.plan.wiring import ChannelKey, Wiring
 
 __all__ = ["plan_of_table", "table_warnings", "with_times"]
@@ -83,7 +83,7 @@ def plan_of_table(table: TorchTable, problem: Problem, made_by: MadeBy, *, file:
         ),
         claims=Claims(makespan_ns=0, lower_bound_ns=0, proved_by="bound", peak_bytes=_buffers(channels, problem)),
         channels=channels,
-        groups=tuple(wiring.groups.values()),
+        groups=wiring.groups,
         ranks=ranks,
     )
     return replace(plan, digest=plan_digest(plan))
@@ -105,8 +105,10 @@ def with_times(plan: Plan, timeline: Timeline) -> Plan:
         times = zip(timeline.starts[device], timeline.ends[device], strict=True)
         ops = []
         for step in program.ops:
-            if step.op in OpKind.__members__:
+            if step.op in OpKind.__members__ or step.op == "FB":
                 start, end = next(times)
+                if step.op == "FB":  # both of its ops have its times
+                    next(times)
                 step = replace(step, start_ns=start, end_ns=end)
             elif step.stage is not None and step.start_ns is not None:
                 run = runs[step.stage, step.op]  # type: ignore[index]
@@ -206,18 +208,19 @@ class _Builder:
         self._mode = problem.collectives.mode if problem.collectives is not None else None
         self.windows: Counter[int] = Counter()
 
-    def program(self, device: int, row: Iterable[Cell]) -> RankProgram:
+    def program(self, device: int, row: Sequence[Cell]) -> RankProgram:
         """Return the program of one rank."""
         steps: list[Instruction] = []
         gathers: dict[int, Instruction] = {}
         reduces: list[Instruction] = []
         self._open: Counter[int] = Counter()
         self._posted: dict[tuple[str, int, int], int] = {}
-        for cell in row:
+        for unit in units_of(row):
+            cell = unit[0]
             if cell.action in COMPUTE:
                 if cell.action == "F" and cell.stage in gathers:
                     steps.append(_wait(gathers.pop(cell.stage)))
-                steps += self._compute(cell)
+                steps += self._compute(unit)
             elif cell.action in MESSAGES:
                 steps.append(self._message(cell))
             elif cell.action == "UNSHARD" and self._mode == "zero1":
@@ -231,17 +234,22 @@ class _Builder:
         steps.append(Instruction(op="STEP"))
         return RankProgram(rank=device, device=self._problem.devices[device].name, ops=tuple(steps))
 
-    def _compute(self, cell: Cell) -> Iterator[Instruction]:
-        kind = _KINDS[cell.action]
-        read = self._wiring.reads(Op(kind, cell.stage, cell.mb))
-        if read is not None and cell.mb < self._problem.microbatches:
-            yield _step("WAIT", cell, channel=self._wiring.channel_ids[read])
-        yield _step(kind.name, cell, start_ns=0, end_ns=0)
-        if kind is not OpKind.W:
-            key = ("activation" if kind is OpKind.F else "gradient", cell.stage, cell.mb)
-            channel = self._posted.pop(key, None)
-            if channel is not None:
-                self._open[channel] -= 1
+    def _compute(self, unit: tuple[Cell, ...]) -> Iterator[Instruction]:
+        for cell in unit:
+            read = self._wiring.reads(_op(cell))
+            if read is not None and cell.mb < self._problem.microbatches:
+                yield _step("WAIT", cell, channel=self._wiring.channel_ids[read])
+        if len(unit) == 1:
+            yield _step(_KINDS[unit[0].action].name, unit[0], start_ns=0, end_ns=0)
+        else:
+            second = unit[1]
+            yield _step("FB", unit[0], backward_stage=second.stage, backward_mb=second.mb, start_ns=0, end_ns=0)
+        for cell in unit:
+            if cell.action != "W":
+                key = ("activation" if cell.action == "F" else "gradient", cell.stage, cell.mb)
+                channel = self._posted.pop(key, None)
+                if channel is not None:
+                    self._open[channel] -= 1
 
     def _message(self, cell: Cell) -> Instruction:
         hop = _hop(self._problem, cell)
@@ -257,7 +265,7 @@ class _Builder:
         return _step(name, cell, channel=channel)
 
     def _collective(self, cell: Cell, name: str) -> Instruction:
-        group = self._wiring.groups[self._problem.stages[cell.stage].device].id
+        group = self._wiring.group_of[cell.stage].id
         instruction = _step(name, cell, group=group, start_ns=0, end_ns=0)
         return replace(instruction, mb=None)
 
@@ -278,15 +286,21 @@ def _with_messages(table: TorchTable, problem: Problem, wiring: Wiring) -> Torch
         unreduced = Counter(cell.stage for cell in row if cell.action in ("W", "B"))
         gathered = dict.fromkeys(cell.stage for cell in row if cell.action == "F")
         cells = [Cell(index, 0, stage, "UNSHARD") for stage in gathered]
-        for place, cell in enumerate(row):
-            cells += receives.get((index, place), ())
-            cells.append(cell)
-            if cell.mb < problem.microbatches and wiring.feeds(_op(cell)) is not None:
-                cells.append(cell._replace(action="SEND_F" if cell.action == "F" else "SEND_B"))
-            if cell.action in ("W", "B"):
-                unreduced[cell.stage] -= 1
-                if unreduced[cell.stage] == 0:
-                    cells.append(cell._replace(action="REDUCE_GRAD", mb=-1))
+        place = 0
+        for unit in units_of(row):
+            for before in range(place, place + len(unit)):
+                cells += receives.get((index, before), ())
+            place += len(unit)
+            cells += unit
+            for cell in unit:
+                if cell.mb < problem.microbatches and wiring.feeds(_op(cell)) is not None:
+                    name = "SEND_F" if cell.action == "F" else "SEND_B"
+                    cells.append(cell._replace(action=name, fused=False))
+            for cell in unit:
+                if cell.action in ("W", "B"):
+                    unreduced[cell.stage] -= 1
+                    if unreduced[cell.stage] == 0:
+                        cells.append(cell._replace(action="REDUCE_GRAD", mb=-1, fused=False))
         rows.append(tuple(cells))
     return TorchTable(tuple(rows))
 

@@ -1,27 +1,27 @@
 """Plan -> torch's schedule table, in both layouts of `torch.distributed.pipelining` 2.13.
 
-``compute_only`` holds F, I (cpipe's D), W and B; torch places messages and collectives itself. ``compute_comms`` is
-run as it stands: messages where the plan posts them, ``REDUCE_GRAD`` once a stage, after its last W or B (without it
-torch leaves gradients too large by the number of microbatches), and for stages under FSDP ``UNSHARD`` and ``RESHARD``.
-A WAIT has no cell: torch waits as it computes.
+``compute_only`` holds F, I (cpipe's D), W, B and ``OVERLAP_F_B`` (cpipe's FB); torch places messages and collectives
+itself. ``compute_comms`` is run as it stands: messages where the plan posts them, ``REDUCE_GRAD`` once a stage, after
+its last W or B (without it torch leaves gradients too large by the number of microbatches), and for stages under FSDP
+``UNSHARD`` and ``RESHARD``. A WAIT has no cell: torch waits as it computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from cpipe.errors import Diagnostic
 from cpipe.ir import Instruction, Plan, RankProgram
-from cpipe.plan.exchange.cells import Cell
+from cpipe.plan.exchange.cells import Cell, units_of
 from cpipe.plan.validate import validate
 
 __all__ = ["LAYOUTS", "torch_csv", "torch_faults"]
 
 LAYOUTS = ("compute_only", "compute_comms")
 
-_COMPUTE = {"F": "F", "D": "I", "W": "W", "B": "B"}
+_COMPUTE = {"F": "F", "D": "I", "W": "W", "B": "B", "FB": "F"}
 _REDUCE = ("REDUCE_SCATTER", "ALL_REDUCE")
 
 
@@ -40,6 +40,9 @@ def torch_faults(
             hint = "torch puts all messages on one group; with --format compute_only it places them itself"
             faults[-1] = replace(faults[-1], hint=hint)
         return tuple(faults)
+    if plan.problem.flows > 1:
+        message = f"the plan has {plan.problem.flows} flows over copies of the weights, torch's table has one"
+        faults.append(Diagnostic(code="torch-flows", message=message, file=file, path="$.problem.flows"))
     for place, program in enumerate(plan.ranks):
         if not any(step.op in _COMPUTE for step in program.ops):
             message = f"rank {program.rank} has no stage: torch needs at least one on every rank"
@@ -70,7 +73,7 @@ def torch_csv(plan: Plan, *, layout: str = "compute_only", fsdp: bool = False) -
     lines = []
     for program in sorted(plan.ranks, key=lambda program: program.rank):
         cells = _with_messages(program, carries, fsdp) if layout == "compute_comms" else _computes(program)
-        lines.append(",".join(map(str, cells)) + "\n")
+        lines.append(",".join(_texts(list(cells))) + "\n")
     return "".join(lines)
 
 
@@ -94,7 +97,24 @@ def _data_parallel_faults(plan: Plan, layout: str, fsdp: bool, file: str | None)
 
 
 def _computes(program: RankProgram) -> Iterator[Cell]:
-    return (_cell(program, step, _COMPUTE[step.op]) for step in program.ops if step.op in _COMPUTE)
+    for step in program.ops:
+        if step.op in _COMPUTE:
+            yield from _compute(program, step)
+
+
+def _compute(program: RankProgram, step: Instruction) -> Iterator[Cell]:
+    """Yield the cell of a compute op, or the two of an FB."""
+    if step.op != "FB":
+        yield _cell(program, step, _COMPUTE[step.op])
+        return
+    backward = replace(step, stage=step.backward_stage, mb=step.backward_mb)
+    yield _cell(program, step, "F")._replace(fused=True)
+    yield _cell(program, backward, "B")._replace(fused=True)
+
+
+def _texts(cells: Sequence[Cell]) -> Iterator[str]:
+    for unit in units_of(cells):
+        yield str(unit[0]) if len(unit) == 1 else f"({';'.join(map(str, unit))})OVERLAP_F_B"
 
 
 def _cell(program: RankProgram, step: Instruction, action: str) -> Cell:
@@ -110,7 +130,7 @@ def _with_messages(program: RankProgram, carries: Mapping[int, str], fsdp: bool)
     for at, step in enumerate(program.ops):
         yield from (Cell(program.rank, 0, stage, "UNSHARD") for stage in ahead.get(at, ()))
         if step.op in _COMPUTE:
-            yield _cell(program, step, _COMPUTE[step.op])
+            yield from _compute(program, step)
         elif step.op in ("SEND", "RECV") and step.channel is not None:
             kind = "F" if carries[step.channel] == "activation" else "B"
             yield _cell(program, step, f"{step.op}_{kind}")
@@ -126,7 +146,7 @@ def _unshards(program: RankProgram) -> dict[int, list[int]]:
     """Return, by the index of the op that they stand before, the stages to gather: each one stage ahead of its use."""
     first: dict[int, int] = {}
     for at, step in enumerate(program.ops):
-        if step.op == "F" and step.stage is not None:
+        if step.op in ("F", "FB") and step.stage is not None:
             first.setdefault(step.stage, at)
     found: dict[int, list[int]] = {}
     before = 0
@@ -147,6 +167,8 @@ def _reduce_places(program: RankProgram) -> dict[int, list[int]]:
     for at, step in enumerate(program.ops):
         if step.stage is not None and step.op in ("W", "B"):
             last[step.stage] = at
+        elif step.backward_stage is not None:
+            last[step.backward_stage] = at
         elif step.stage is not None and step.op in _REDUCE:
             posted[step.stage] = at
     found: dict[int, list[int]] = {}

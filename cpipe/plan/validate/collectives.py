@@ -28,6 +28,7 @@ def check_collectives(layout: Layout, programs: dict[int, list[Step]], problem: 
     """Check the collectives of every stage and that every program ends with its only STEP.
 
     Without a problem the mode is taken from the plan: all stages have the collectives of ZeRO-1, or of DDP, or none.
+    The copies of stages are reduced in the same order on every rank, and no rank waits before its compute is done.
     """
     expected = _expected(layout, programs, problem, report)
     for rank, steps in programs.items():
@@ -40,6 +41,33 @@ def check_collectives(layout: Layout, programs: dict[int, list[Step]], problem: 
                 found[step.stage].append(step)
         for stage in stages:
             _check_stage(rank, place, stage, found[stage], expected, report)
+    _check_copies(layout, programs, report)
+
+
+def _check_copies(layout: Layout, programs: dict[int, list[Step]], report: Report) -> None:
+    """Two ranks reduce the copies that both have in one order: each runs its collectives one after the other."""
+    copies = {index for index, group in layout.groups.items() if group.kind == "weight_copies"}
+    posts: dict[int, dict[int, Step]] = {rank: {} for rank in programs}
+    for rank, steps in programs.items():
+        place = layout.programs[rank][0]
+        last = max((step.at for step in steps if step.op in ("F", "D", "W", "B")), default=-1)
+        for step in steps:
+            if step.group in copies and step.op != "WAIT":
+                posts[rank].setdefault(step.group, step)
+            elif step.group in copies and step.at < last:
+                message = f"rank {rank}: {step} for the copies on other ranks comes before compute, at ops[{last}]"
+                report.step("early-wait", place, step.at, message)
+    for rank, own in posts.items():
+        for other in (other for other in posts if other < rank):
+            shared = [group for group in posts[other] if group in own]
+            order = [group for group in own if group in posts[other]]
+            for expected, group in zip(shared, order, strict=True):
+                if group != expected:
+                    step, first = own[group], posts[other][expected]
+                    message = f"rank {rank}: {step} comes before that of stage {own[expected].stage}, rank {other} "
+                    message += f"runs them the other way round, from ops[{first.at}] on"
+                    report.step("copies-order", layout.programs[rank][0], step.at, message)
+                    break
 
 
 def _expected(
@@ -49,10 +77,16 @@ def _expected(
         expected: tuple[str, ...] = _OF_MODE[problem.collectives.mode if problem.collectives else None]
     else:
         present = {step.op for steps in programs.values() for step in steps if step.group >= 0} & set(_NAMES)
-        mode = "ddp" if present == {"ALL_REDUCE"} else "zero1" if present or layout.groups else None
+        copied = layout.flow_length < layout.num_stages
+        mode = "ddp" if copied or present == {"ALL_REDUCE"} else "zero1" if present or layout.groups else None
         expected = _OF_MODE[mode]
     grouped = {stage for group in layout.groups.values() for stage in group.stages}
     missing = set(range(layout.num_stages)) - grouped if expected else set()
+    wanted = "weight_copies" if layout.flow_length < layout.num_stages else "data_parallel"
+    for index, group in layout.groups.items():
+        if group.kind != wanted:
+            message = f"group {index} is of kind {group.kind}, a plan of {layout.plan.problem.flows} flows has {wanted}"
+            report.header("group-kind", f"$.groups[{index}].kind", message)
     for stage in sorted(missing):
         report.header("group-stages", "$.groups", f"stage {stage} has collectives to run and no group")
     if layout.groups and not expected:

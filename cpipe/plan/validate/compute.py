@@ -63,8 +63,9 @@ def _check_needs(layout: Layout, rank: int, place: int, step: Step, computed: Co
     """D and B come after their F, W after its D, and an op after the op on the same rank that makes its input."""
     for phase, stage in _needs(layout, rank, step):
         need = computed.get((phase, stage, step.mb))
-        if need is not None and need.at > step.at:
-            message = f"rank {rank}: {step} needs {need}, which comes later, at ops[{need.at}]"
+        if need is not None and need is not step and need.at >= step.at:
+            when = f"comes later, at ops[{need.at}]" if need.at > step.at else "runs at the same time"
+            message = f"rank {rank}: {step} needs {need}, which {when}"
             report.step("dependency", place, step.at, message)
         if step.op == "W" and need is not None and need.op == "B":
             report.step("mixed-backward", place, step.at, f"rank {rank}: {step} beside {need}, which includes it")
@@ -78,7 +79,7 @@ def _needs(layout: Layout, rank: int, step: Step) -> Iterator[tuple[str, int]]:
     if step.op != "F":
         yield "F", step.stage
     if layout.source_of(step.op, step.stage) == rank:
-        yield _PHASE[step.op], step.stage + (-1 if step.op == "F" else 1)
+        yield _PHASE[step.op], layout.neighbour(step.stage, -1 if step.op == "F" else 1)
 
 
 def _check_missing(layout: Layout, computed: Computed, report: Report) -> None:

@@ -27,6 +27,7 @@ def check_identity(plan: Plan, problem: Problem | None, report: Report) -> None:
         "stages": problem.num_stages,
         "microbatches": problem.microbatches,
         "placement": problem.placement,
+        "flows": len(problem.flows),
     }
     for field, value in expected.items():
         stated = getattr(plan.problem, field)
@@ -40,10 +41,13 @@ def check_identity(plan: Plan, problem: Problem | None, report: Report) -> None:
 
 
 def check_bound(plan: Plan, closed_bound_ns: int | None, report: Report) -> None:
-    """Check the claimed lower bound: within the makespan, by a known prover, and what closed forms can prove."""
+    """Check the claimed lower bound: within the objective, by a known prover, and what closed forms can prove."""
     claims = plan.claims
-    if not 0 <= claims.lower_bound_ns <= claims.makespan_ns:
-        message = f"lower bound {claims.lower_bound_ns} ns is not between 0 and the makespan {claims.makespan_ns} ns"
+    reached = claims.makespan_ns if claims.objective == "makespan" else claims.span_ns
+    if reached is None:
+        report.header("no-span", "$.claims.objective", "the objective is the span, and the plan claims no span_ns")
+    elif not 0 <= claims.lower_bound_ns <= reached:
+        message = f"lower bound {claims.lower_bound_ns} ns is not between 0 and the {claims.objective} {reached} ns"
         report.header("bound", "$.claims.lower_bound_ns", message)
     if claims.proved_by not in PROVERS:
         message = f"expected one of {', '.join(PROVERS)}, got {claims.proved_by!r}"
@@ -51,10 +55,35 @@ def check_bound(plan: Plan, closed_bound_ns: int | None, report: Report) -> None
     if claims.proved_by == "bound" and closed_bound_ns is not None and claims.lower_bound_ns > closed_bound_ns:
         message = f"closed forms prove no more than {closed_bound_ns} ns, the plan says {claims.lower_bound_ns} ns"
         report.header("bound-not-proved", "$.claims.lower_bound_ns", message)
+    if reached is not None and 0 <= claims.lower_bound_ns <= reached:
+        _check_certificate(plan, reached, report)
+    for field in ("evaluations", "solver_nodes"):
+        count = getattr(plan.made_by, field)
+        if count < 0:
+            report.header("negative-work", f"$.made_by.{field}", f"expected a count >= 0, got {count}")
+
+
+def _check_certificate(plan: Plan, reached: int, report: Report) -> None:
+    """Hold what a plan says of its own quality against its numbers: the objective `reached` [ns] and its bound."""
+    claims = plan.claims
+    status = "optimal" if claims.lower_bound_ns == reached else "feasible"
+    if claims.status is not None and claims.status != status:
+        message = (
+            f"the {claims.objective} is {reached} ns and the lower bound {claims.lower_bound_ns} ns: "
+            f"that is {status}, the plan says {claims.status}"
+        )
+        report.header("wrong-status", "$.claims.status", message)
+    if claims.gap_ppm is None:
+        return
+    whole, rest = divmod((reached - claims.lower_bound_ns) * 1_000_000, reached) if reached else (0, 0)
+    gap = whole + (rest > 0)
+    if claims.gap_ppm != gap:
+        message = f"from the lower bound to the {claims.objective} it is {gap} ppm, the plan says {claims.gap_ppm}"
+        report.header("wrong-gap", "$.claims.gap_ppm", message)
 
 
 def same_shape(plan: Plan, problem: Problem) -> bool:
     """Return whether the problem can be asked about the plan's ops at all."""
-    shape = (problem.num_devices, problem.num_stages, problem.microbatches, problem.placement)
+    shape = (problem.num_devices, problem.num_stages, problem.microbatches, problem.placement, len(problem.flows))
     summary = plan.problem
-    return (summary.devices, summary.stages, summary.microbatches, summary.placement) == shape
+    return (summary.devices, summary.stages, summary.microbatches, summary.placement, summary.flows) == shape

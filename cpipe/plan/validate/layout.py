@@ -14,7 +14,10 @@ _GRADIENT_OPS = ("D", "B")
 
 
 class Step(NamedTuple):
-    """A well-formed instruction, `at` its index in the program; what its op does not have is -1."""
+    """A well-formed instruction, `at` its index in the program; what its op does not have is -1.
+
+    An FB is two of them with the same `at`, F and then B, both `fused`.
+    """
 
     at: int
     op: str
@@ -24,12 +27,14 @@ class Step(NamedTuple):
     group: int
     start_ns: int
     end_ns: int
+    fused: bool = False
 
     def __str__(self) -> str:
         """Return the op for messages: ``F of stage 2 mb 0``."""
         if self.op == "STEP":
             return self.op
-        return f"{self.op} of stage {self.stage}" + (f" mb {self.mb}" if self.mb >= 0 else "")
+        microbatch = f" mb {self.mb}" if self.mb >= 0 else ""
+        return f"{self.op} of stage {self.stage}{microbatch}" + (" in its FB" if self.fused else "")
 
 
 class Layout:
@@ -39,6 +44,8 @@ class Layout:
     ----------
     num_ranks, num_stages, microbatches
         Sane counts: those of the lists that are really there.
+    flow_length
+        Stages of each flow; all of them when the plan states flows that cannot be.
     placement
         Rank of each stage; -1 where the plan names none that exists.
     channels, groups
@@ -52,6 +59,8 @@ class Layout:
         self.num_ranks = len(plan.ranks)
         self.num_stages = len(plan.problem.placement)
         self.microbatches = plan.problem.microbatches
+        flows = plan.problem.flows
+        self.flow_length = self.num_stages // flows if flows >= 1 and self.num_stages % flows == 0 else self.num_stages
         self.placement = [rank if 0 <= rank < self.num_ranks else -1 for rank in plan.problem.placement]
         self.channels: dict[int, Channel] = {}
         self.groups: dict[int, Group] = {}
@@ -59,13 +68,22 @@ class Layout:
 
     def source_of(self, op: str, stage: int) -> int:
         """Return the rank on which the input of F, D or B of `stage` is made; -1 when it needs none."""
-        feeder = stage - 1 if op == "F" else stage + 1
-        return self.placement[feeder] if 0 <= feeder < self.num_stages else -1
+        feeder = self.neighbour(stage, -1 if op == "F" else 1)
+        return self.placement[feeder] if feeder >= 0 else -1
 
     def target_of(self, op: str, stage: int) -> int:
         """Return the rank that needs the output of F, D or B of `stage`; -1 when none does."""
-        reader = stage + 1 if op == "F" else stage - 1
-        return self.placement[reader] if 0 <= reader < self.num_stages else -1
+        reader = self.neighbour(stage, 1 if op == "F" else -1)
+        return self.placement[reader] if reader >= 0 else -1
+
+    def neighbour(self, stage: int, shift: int) -> int:
+        """Return the stage `shift` further in the same flow; -1 beyond its ends."""
+        other = stage + shift
+        return other if 0 <= other < self.num_stages and self.flow_of(other) == self.flow_of(stage) else -1
+
+    def flow_of(self, stage: int) -> int:
+        """Return which flow a stage belongs to."""
+        return stage // max(1, self.flow_length)
 
     @staticmethod
     def carries(op: str) -> Literal["activation", "gradient"]:
@@ -91,6 +109,9 @@ def _check_counts(layout: Layout, report: Report) -> None:
             report.header("count", f"$.problem.{name}", f"{stated} {name}, but {listed} has {count}")
     if problem.microbatches < 1:
         report.header("count", "$.problem.microbatches", f"expected at least 1 microbatch, got {problem.microbatches}")
+    if problem.flows < 1 or layout.num_stages % problem.flows:
+        message = f"{layout.num_stages} stages cannot be {problem.flows} flows of equal length"
+        report.header("count", "$.problem.flows", message)
     for stage, rank in enumerate(problem.placement):
         if layout.placement[stage] < 0:
             message = f"stage {stage} is placed on rank {rank}, ranks are 0..{layout.num_ranks - 1}"
@@ -145,11 +166,29 @@ def _check_groups(layout: Layout, report: Report) -> None:
             report.header("group-id", f"{path}.id", f"ids count up from 0: expected {index}, got {group.id}")
         elif -1 in ranks:
             report.header("group-stages", f"{path}.stages", f"group {index} names a stage that does not exist")
-        elif len(ranks) != 1:
+        elif group.kind == "data_parallel" and len(ranks) != 1:
             message = f"group {index} has stages of {len(ranks)} ranks, expected one rank"
+            report.header("group-stages", f"{path}.stages", message)
+        elif group.kind == "weight_copies" and group.stages != _copies(layout, group):
+            message = (
+                f"group {index} has stages {_listed(group.stages)}, the copies are {_listed(_copies(layout, group))}"
+            )
+            report.header("group-stages", f"{path}.stages", message)
+        elif group.kind == "weight_copies" and len(ranks) != len(group.stages):
+            message = f"group {index} has {len(group.stages)} copies on {len(ranks)} ranks, expected one on each"
             report.header("group-stages", f"{path}.stages", message)
         else:
             layout.groups[index] = group
         for stage in group.stages:
             if members[stage] > 1:
                 report.header("group-stages", f"{path}.stages", f"stage {stage} is in more than one group")
+
+
+def _copies(layout: Layout, group: Group) -> tuple[int, ...]:
+    """Return the stages that stand at the same place of each flow as the first of a group."""
+    first = group.stages[0] % max(1, layout.flow_length) if group.stages else 0
+    return tuple(range(first, layout.num_stages, max(1, layout.flow_length)))
+
+
+def _listed(stages: tuple[int, ...]) -> str:
+    return ", ".join(map(str, stages)) or "none"

@@ -31,10 +31,14 @@ def check_memory(
         if over:
             message = f"rank {rank}: {static} bytes static and {buffers} of receive buffers, capacity {capacity}"
             report.rank("memory", place, message)
-        for step in steps:
+        for position, step in enumerate(steps):
             if step.op not in ("F", "D", "W", "B"):
                 continue
             during, after = _change(problem.stages[step.stage], step.op)
+            if step.fused and step.op == "F":  # both run from now on; what the B frees it frees behind the F
+                during += _change(problem.stages[steps[position + 1].stage], "B")[0]
+            elif step.fused:
+                during = 0
             if capacity is not None and resident + during > capacity and not over:
                 over = True
                 message = f"rank {rank}: {step} needs {resident + during} bytes, capacity {capacity}"

@@ -6,7 +6,9 @@ that carry collectives. Events come off one heap in order of time. What is equal
 * a host does an op as soon as it gets there, and stands at a WAIT until the message has arrived;
 * a message is ready once it is sent *and* its receive is posted; behind one sender's earlier message on the same pipe
   it waits its turn; of several senders the one that is ready first is served (ties: lower rank, earlier op);
-* a collective is ready when it is posted, and holds its rank's data-parallel link and every contended pipe.
+* a fused pair is one op;
+* a collective is ready when it is posted, and holds its rank's data-parallel link and every contended pipe; that over
+  the copies of a stage is ready when all of their ranks have posted it, and holds the links of all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Outcome(NamedTuple):
 class _Transfer:
     """A message or collective on its way; times [ns], `_UNKNOWN` until they happen."""
 
-    __slots__ = ("done", "lane", "latency", "occupancy", "order", "pipes", "posted", "queued", "sent", "waiter")
+    __slots__ = ("done", "lane", "latency", "occupancy", "order", "pipes", "posted", "queued", "sent", "waiters")
 
     def __init__(self, lane: Hashable, pipes: tuple[Hashable, ...], occupancy: int, latency: int) -> None:
         self.lane = lane
@@ -47,7 +49,7 @@ class _Transfer:
         self.posted = _UNKNOWN
         self.queued = False
         self.done = _UNKNOWN
-        self.waiter = _UNKNOWN
+        self.waiters: list[int] = []
 
 
 def replay(layout: Layout, programs: dict[int, list[Step]], problem: Problem) -> Outcome:
@@ -68,7 +70,9 @@ class _Machine:
         self._times: dict[int, dict[int, tuple[int, int]]] = {rank: {} for rank in programs}
         self._messages: dict[tuple[int, int, int], _Transfer] = {}  # channel, reading stage, mb
         self._collectives: dict[tuple[int, int], deque[_Transfer]] = defaultdict(deque)  # rank, stage: not waited for
-        self._steps: dict[_Transfer, Step] = {}
+        self._steps: dict[_Transfer, list[tuple[int, Step]]] = {}  # of a collective: who posted it, and where
+        self._copies: dict[int, _Transfer] = {}  # by group of copies
+        self._posts: dict[int, list[tuple[int, Step, int]]] = defaultdict(list)  # by group of copies: rank, post, when
         self._lanes: dict[Hashable, deque[_Transfer]] = defaultdict(deque)
         self._free: dict[Hashable, int] = defaultdict(int)
         self._heap: list[tuple[int, bool, int, int, _Transfer]] = []
@@ -81,9 +85,7 @@ class _Machine:
             while runnable:
                 self._advance(runnable.pop())
             if self._heap:
-                waiter = self._carry()
-                if waiter != _UNKNOWN:
-                    runnable.append(waiter)
+                runnable += self._carry()
         blocked = {
             rank: steps[self._position[rank]]
             for rank, steps in self._programs.items()
@@ -97,14 +99,19 @@ class _Machine:
         for position in range(self._position[rank], len(steps)):
             step = steps[position]
             if step.op in ("F", "D", "W", "B"):
-                end = now + _duration(self._problem.stages[step.stage], step.op)
+                if step.fused and step.op == "B":
+                    continue  # it ran with its F
+                if step.fused:
+                    end = now + _pair_duration(self._problem, step.stage, steps[position + 1].stage)
+                else:
+                    end = now + _duration(self._problem.stages[step.stage], step.op)
                 self._times[rank][step.at] = (now, end)
                 now = end
                 self._finish = max(self._finish, end)
             elif step.op == "WAIT":
                 transfer = self._awaited(rank, step)
                 if transfer.done == _UNKNOWN:
-                    transfer.waiter = rank
+                    transfer.waiters.append(rank)
                     self._position[rank], self._clock[rank] = position, now
                     return
                 now = max(now, transfer.done)
@@ -116,6 +123,8 @@ class _Machine:
                 self._offer(transfer)
             elif step.op == "SEND":
                 self._send(rank, step, now)
+            elif step.op != "STEP" and self._layout.groups[step.group].kind == "weight_copies":
+                self._post_copy(rank, step, now)
             elif step.op != "STEP":
                 self._start_collective(rank, step, now)
         self._position[rank], self._clock[rank] = len(steps), now
@@ -158,9 +167,28 @@ class _Machine:
         transfer = _Transfer(own, (own, *pipes), length, 0)
         transfer.sent = transfer.posted = now
         transfer.order = (bool(pipes), rank, step.at)
-        self._steps[transfer] = step
+        self._steps[transfer] = [(rank, step)]
         self._collectives[rank, step.stage].append(transfer)
         self._lanes[own].append(transfer)
+        self._offer(transfer)
+
+    def _post_copy(self, rank: int, step: Step, now: int) -> None:
+        """Post a rank's part of the reduction over the copies of a stage; it starts with the last part."""
+        posts, members = self._posts[step.group], self._layout.groups[step.group].stages
+        transfer = self._copies.setdefault(step.group, _Transfer(("copies", step.group), (), 0, 0))
+        posts.append((rank, step, now))
+        self._steps[transfer] = [(poster, post) for poster, post, _ in posts]
+        self._collectives[rank, step.stage].append(transfer)
+        if len(posts) < len(members):
+            return
+        collectives = self._problem.collectives
+        shared: tuple[Hashable, ...] = collectives.pipes if collectives is not None else ()
+        first, post, _ = min(posts)
+        transfer.pipes = (*(("data-parallel", poster) for poster, *_ in sorted(posts)), *shared)
+        transfer.occupancy = self._problem.stages[step.stage].reduce_ns
+        transfer.sent = transfer.posted = max(when for *_, when in posts)
+        transfer.order = (True, first, post.at)
+        self._lanes[transfer.lane].append(transfer)
         self._offer(transfer)
 
     def _offer(self, transfer: _Transfer) -> None:
@@ -170,23 +198,22 @@ class _Machine:
             transfer.queued = True
             heappush(self._heap, (max(transfer.sent, transfer.posted), *transfer.order, transfer))
 
-    def _carry(self) -> int:
-        """Carry the transfer that is ready first; return the rank that stood waiting for it."""
+    def _carry(self) -> list[int]:
+        """Carry the transfer that is ready first; return the ranks that stood waiting for it."""
         ready, *_, transfer = heappop(self._heap)
         start = max(ready, *(self._free[pipe] for pipe in transfer.pipes))
         end = start + transfer.occupancy
         for pipe in transfer.pipes:
             self._free[pipe] = end
         transfer.done = end + transfer.latency
-        if transfer in self._steps:
-            rank = transfer.order[1]
-            self._times[rank][self._steps[transfer].at] = (start, end)
+        for rank, step in self._steps.get(transfer, ()):
+            self._times[rank][step.at] = (start, end)
             self._finish = max(self._finish, end)
         queue = self._lanes[transfer.lane]
         queue.popleft()
         if queue:
             self._offer(queue[0])
-        return transfer.waiter
+        return transfer.waiters
 
 
 def _duration(stage: Stage, op: str) -> int:
@@ -199,6 +226,13 @@ def _duration(stage: Stage, op: str) -> int:
             return stage.weight_grad_ns
         case _:
             return stage.full_backward_ns
+
+
+def _pair_duration(problem: Problem, forward: int, backward: int) -> int:
+    """Return how long an FB takes [ns]: as measured, else both parts; never less than one of them."""
+    parts = problem.stages[forward].forward_ns, problem.stages[backward].full_backward_ns
+    measured = problem.stages[forward].forward_backward_ns
+    return sum(parts) if measured is None else max(measured, *parts)
 
 
 def _shared_pipes(problem: Problem) -> set[int]:

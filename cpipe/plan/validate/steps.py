@@ -8,12 +8,14 @@ from cpipe.plan.validate.report import Report
 
 __all__ = ["check_steps"]
 
-_FIELDS = ("stage", "mb", "channel", "group", "start_ns", "end_ns")
+_FIELDS = ("stage", "mb", "backward_stage", "backward_mb", "channel", "group", "start_ns", "end_ns")
 _COMPUTE = (("stage", "mb", "start_ns", "end_ns"),)
+_PAIR = (("stage", "mb", "backward_stage", "backward_mb", "start_ns", "end_ns"),)
 _MESSAGE = (("stage", "mb", "channel"),)
 _COLLECTIVE = (("stage", "group", "start_ns", "end_ns"),)
 _EXPECTED: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(("F", "D", "W", "B"), _COMPUTE),
+    "FB": _PAIR,
     **dict.fromkeys(("SEND", "RECV"), _MESSAGE),
     **dict.fromkeys(("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"), _COLLECTIVE),
     "WAIT": (*_MESSAGE, ("stage", "group")),
@@ -22,29 +24,32 @@ _EXPECTED: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def check_steps(layout: Layout, report: Report) -> dict[int, list[Step]]:
-    """Return the well-formed instructions of each rank, in program order, after reporting the others."""
+    """Return the well-formed instructions of each rank, in program order, after reporting the others.
+
+    An FB becomes its F and its B; if one of them is not well formed, neither is there.
+    """
     programs: dict[int, list[Step]] = {}
     for rank, (place, program) in layout.programs.items():
         steps = programs[rank] = []
         for index, instruction in enumerate(program.ops):
-            step = _read(index, instruction)
-            fault = (
-                _fields_fault(instruction)
-                or _place_fault(layout, rank, step, instruction)
-                or (_channel_fault(layout, rank, step) if instruction.channel is not None else None)
-            )
+            read = _read(index, instruction)
+            fault = _fields_fault(instruction)
+            for step, prefix in zip(read, ("", "backward_"), strict=False):
+                fault = fault or _place_fault(layout, rank, step, instruction, prefix)
+            if fault is None and instruction.channel is not None:
+                fault = _channel_fault(layout, rank, read[0])
             if fault is None:
-                steps.append(step)
+                steps += read
             else:
                 code, field, message = fault
                 report.step(code, place, index, f"rank {rank}: {message}", field)
     return programs
 
 
-def _read(index: int, instruction: Instruction) -> Step:
+def _read(index: int, instruction: Instruction) -> tuple[Step, ...]:
     stage, mb, channel = instruction.stage, instruction.mb, instruction.channel
     group, start, end = instruction.group, instruction.start_ns, instruction.end_ns
-    return Step(
+    step = Step(
         index,
         instruction.op,
         -1 if stage is None else stage,
@@ -54,6 +59,11 @@ def _read(index: int, instruction: Instruction) -> Step:
         -1 if start is None else start,
         -1 if end is None else end,
     )
+    if instruction.op != "FB":
+        return (step,)
+    stage, mb = instruction.backward_stage, instruction.backward_mb
+    forward = step._replace(op="F", fused=True)
+    return forward, forward._replace(op="B", stage=-1 if stage is None else stage, mb=-1 if mb is None else mb)
 
 
 _Fault = tuple[str, str, str]  # code, field, message
@@ -69,16 +79,19 @@ def _fields_fault(instruction: Instruction) -> _Fault | None:
     return "fields", "", f"{instruction.op} has {', '.join(present) or 'no field'}, expected {wanted}"
 
 
-def _place_fault(layout: Layout, rank: int, step: Step, instruction: Instruction) -> _Fault | None:
-    """Stage, microbatch and group exist, and the stage stands on this rank; no op ends before it starts."""
+def _place_fault(layout: Layout, rank: int, step: Step, instruction: Instruction, prefix: str) -> _Fault | None:
+    """Stage, microbatch and group exist, and the stage stands on this rank; no op ends before it starts.
+
+    `prefix` is that of the fields that `step` was read from.
+    """
     if step.op == "STEP":
         return None
     if not 0 <= step.stage < layout.num_stages:
-        return "stage-range", "stage", f"{step}: stages are 0..{layout.num_stages - 1}"
+        return "stage-range", f"{prefix}stage", f"{step}: stages are 0..{layout.num_stages - 1}"
     if layout.placement[step.stage] != rank:
-        return "wrong-rank", "stage", f"{step}: the stage stands on rank {layout.placement[step.stage]}"
+        return "wrong-rank", f"{prefix}stage", f"{step}: the stage stands on rank {layout.placement[step.stage]}"
     if instruction.mb is not None and not 0 <= step.mb < layout.microbatches:
-        return "mb-range", "mb", f"{step}: microbatches are 0..{layout.microbatches - 1}"
+        return "mb-range", f"{prefix}mb", f"{step}: microbatches are 0..{layout.microbatches - 1}"
     if instruction.start_ns is not None and not 0 <= step.start_ns <= step.end_ns:
         return "time-range", "start_ns", f"{step} runs from {step.start_ns} to {step.end_ns} ns"
     if instruction.group is not None and step.stage not in _members(layout, step.group):

@@ -25,7 +25,8 @@ def check_replay(layout: Layout, programs: dict[int, list[Step]], problem: Probl
         return
     for rank, steps in programs.items():
         times = outcome.times[rank]
-        wrong = [step for step in steps if step.at in times and times[step.at] != (step.start_ns, step.end_ns)]
+        timed = [step for step in steps if step.at in times and not (step.fused and step.op == "B")]
+        wrong = [step for step in timed if times[step.at] != (step.start_ns, step.end_ns)]
         if wrong:
             step = wrong[0]
             start, end = times[step.at]
@@ -36,6 +37,7 @@ def check_replay(layout: Layout, programs: dict[int, list[Step]], problem: Probl
             )
             report.step("wrong-time", layout.programs[rank][0], step.at, message)
     _check_makespan(layout, outcome.makespan_ns, report)
+    _check_span(layout, [list(times.values()) for times in outcome.times.values()], report)
 
 
 def check_stated_times(
@@ -48,7 +50,7 @@ def check_stated_times(
     for rank, steps in programs.items():
         _check_rank_times(rank, layout.programs[rank][0], steps, report)
     for (phase, stage, mb), step in computed.items():
-        feeder = (phase, stage - 1 if phase == "F" else stage + 1, mb)
+        feeder = (phase, layout.neighbour(stage, -1 if phase == "F" else 1), mb)
         made = computed.get(feeder) if phase != "W" else None
         if made is not None and step.start_ns < made.end_ns:
             rank = layout.placement[stage]
@@ -57,6 +59,9 @@ def check_stated_times(
     if complete:
         last = max((step.end_ns for steps in programs.values() for step in steps), default=0)
         _check_makespan(layout, max(0, last), report)
+        timed = frozenset(("F", "D", "W", "B", "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"))
+        stated = [[(step.start_ns, step.end_ns) for step in steps if step.op in timed] for steps in programs.values()]
+        _check_span(layout, stated, report)
 
 
 def _check_rank_times(rank: int, place: int, steps: list[Step], report: Report) -> None:
@@ -71,7 +76,7 @@ def _check_rank_times(rank: int, place: int, steps: list[Step], report: Report) 
         elif step.op in ("REDUCE_SCATTER", "ALL_REDUCE"):
             need = reducible.get(step.stage)
         elif step.op in ("F", "D", "W", "B"):
-            if before is not None and step.start_ns < before.end_ns:
+            if before is not None and step.start_ns < before.end_ns and step.at != before.at:
                 message = f"rank {rank}: {step} starts at {step.start_ns} ns, {before} ends at {before.end_ns} ns"
                 report.step("overlap", place, step.at, message)
             before = step
@@ -88,3 +93,14 @@ def _check_makespan(layout: Layout, makespan_ns: int, report: Report) -> None:
     if claims.makespan_ns != makespan_ns:
         message = f"the last op ends at {makespan_ns} ns, the plan says {claims.makespan_ns} ns"
         report.header("wrong-makespan", "$.claims.makespan_ns", message)
+
+
+def _check_span(layout: Layout, times: list[list[tuple[int, int]]], report: Report) -> None:
+    """Check a claimed span against `times`: the (start, end) of every op and collective, by rank."""
+    claimed = layout.plan.claims.span_ns
+    if claimed is None:
+        return
+    span = max((max(end for _, end in rank) - min(start for start, _ in rank) for rank in times if rank), default=0)
+    if claimed != span:
+        message = f"the longest span of a rank is {span} ns, the plan says {claimed} ns"
+        report.header("wrong-span", "$.claims.span_ns", message)
