@@ -23,14 +23,14 @@ def gpipe(num_stages: int, microbatches: int, placement: Sequence[int]) -> Sched
     Parameters
     ----------
     num_stages, microbatches
-        p and n, both >= 1.
+        Number of stages, p where each device holds one, and n, both >= 1.
     placement
-        Device of each stage, one stage a device.
+        Device of each stage: one stage on each, or a run of adjacent ones, which acts as one.
 
     Raises
     ------
     ValueError
-        When a device holds several stages.
+        When a device holds stages that do not follow each other.
     """
 
     def steps(_: int) -> Iterator[Step]:

@@ -36,18 +36,18 @@ def one_f_one_b(num_stages: int, microbatches: int, placement: Sequence[int]) ->
     Parameters
     ----------
     num_stages, microbatches
-        p and n, both >= 1.
+        Number of stages, p where each device holds one, and n, both >= 1.
     placement
-        Device of each stage, one stage a device.
+        Device of each stage: one stage on each, or a run of adjacent ones, which acts as one.
 
     Raises
     ------
     ValueError
-        When a device holds several stages.
+        When a device holds stages that do not follow each other.
     """
 
     def steps(stage: int) -> Iterator[Step]:
-        for forward, microbatch in warm_up_order(num_stages, microbatches, stage):
+        for forward, microbatch in warm_up_order(len(set(placement)), microbatches, stage):
             yield (OpKind.F if forward else OpKind.B), microbatch
 
     return per_stage_schedule(num_stages, microbatches, placement, steps)
@@ -65,7 +65,7 @@ def one_f_one_b_split(num_stages: int, microbatches: int, placement: Sequence[in
     """
 
     def steps(stage: int) -> Iterator[Step]:
-        for forward, microbatch in warm_up_order(num_stages, microbatches, stage):
+        for forward, microbatch in warm_up_order(len(set(placement)), microbatches, stage):
             if forward:
                 yield OpKind.F, microbatch
             else:
