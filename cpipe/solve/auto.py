@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, UsageError
 from cpipe.ir import Bound, Problem, Schedule, SolveResult
-from cpipe.schedules import SCHEDULES, static_schedule
+from cpipe.schedules import applicable, static_schedule
 from cpipe.sim import Simulator, memory_peaks, simulate
 from cpipe.sim.memory import fits, receive_reserve
-from cpipe.solve.bounds import lower_bound
+from cpipe.solve.bounds import lower_bound, span_bound
 from cpipe.solve.crosspipe import crosspipe_greedy
 from cpipe.solve.family import tune_and_apply
 from cpipe.solve.limits import SolveLimits
 from cpipe.solve.methods import METHODS, STATIC_METHODS
-from cpipe.solve.search import LocalSearch
+from cpipe.solve.multistart import MultiStart
+from cpipe.solve.replay import QUEUED_COST
 from cpipe.solve.serial import serial_schedule
 
 __all__ = ["solve"]
 
 _FAMILY_WORK = 300_000  # op evaluations of the family: about a second
-_SEARCH_WORK = 12_000_000  # op evaluations of local search, most of them rejected before timing
-_SEARCH_HEATS = (0.0015, 0.0005, 0.0005, 0.0015)  # one round of local search each; the second from another start
-_SEARCH_EVALUATIONS = 8_000  # per round, on small problems
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
 _AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
 _AUTO_NODES = 300
+_AUTO_CPSAT_OPS = 600  # size up to which CP-SAT finds or proves something within its work
+_AUTO_CPSAT_WORK = 4.0  # CP-SAT's deterministic time: 4 to 10 s
+_ASKED_CPSAT_WORK = 40.0
 _ASKED_NODES = 20_000
-_QUEUED_COST = 4  # how much dearer a simulation is when messages queue for windows, shared pipes or collectives
+
+_EXACT = {"milp": "the MILP", "cpsat": "CP-SAT"}  # methods that need a model of the problem
 
 Progress = Callable[[str], None]
 
@@ -39,6 +42,7 @@ def solve(
     progress: Progress | None = None,
     *,
     starts: Sequence[Schedule] = (),
+    group_size: int | None = None,
 ) -> SolveResult:
     """Return the best schedule that `method` finds, with its replay and the best proven bound.
 
@@ -54,11 +58,13 @@ def solve(
         Called with one short line now and then.
     starts
         Orders known from a like problem; those that fit and finish are candidates of the searching methods.
+    group_size
+        Consecutive microbatches through one stage of a device, of static schedules that run in groups.
 
     Raises
     ------
     UsageError
-        When the method does not exist, or a static schedule does not exist for this problem.
+        When the method does not exist or has no groups, or a static schedule does not exist for this problem.
     InfeasibleError
         When not even one microbatch at a time fits in memory: proven infeasible.
     NoSolutionError
@@ -66,9 +72,17 @@ def solve(
     """
     if method not in METHODS:
         raise UsageError(f"unknown method {method!r}; known: {', '.join(METHODS)}", code="unknown-method")
+    if method in _EXACT and not problem.is_plain:
+        raise UsageError(
+            f"{_EXACT[method]} has no model of {_beyond(problem)}",
+            code="no-exact-model",
+            hint="--method auto searches without it",
+        )
+    if group_size is not None and method not in STATIC_METHODS:
+        raise UsageError(f"{method} chooses its order itself: a group size is for interleaved-1f1b", code="group-size")
     limits = limits or SolveLimits()
     limits.verify()
-    return _Solve(problem, method, limits, progress or (lambda line: None)).run(starts)
+    return _Solve(problem, method, limits, progress or (lambda line: None)).run(starts, group_size)
 
 
 class _Solve:
@@ -76,29 +90,30 @@ class _Solve:
 
     def __init__(self, problem: Problem, method: str, limits: SolveLimits, progress: Progress) -> None:
         self.problem, self.method, self.limits, self.progress = problem, method, limits, progress
-        self.simulator = Simulator(problem)
+        self.simulator = Simulator(problem, limits.objective)
         self._num_ops = 3 * problem.num_stages * problem.microbatches
-        self._cost = 1 if self.simulator.is_direct else _QUEUED_COST
-        self.bound = lower_bound(problem)
+        self._cost = 1 if self.simulator.is_direct else QUEUED_COST
+        self.bound = lower_bound(problem) if limits.objective == "makespan" else span_bound(problem)
         self.best: tuple[int, Schedule, str] | None = None
-        self.runner_up: Schedule | None = None  # another order to start a local search from
+        self._pool = MultiStart(problem, self.simulator, limits.seed, self._expired)
         self.evaluations = 0
+        self.nodes = 0
         self.warnings: list[Diagnostic] = []
         self._out_of_time = False
 
-    def run(self, starts: Sequence[Schedule] = ()) -> SolveResult:
+    def run(self, starts: Sequence[Schedule], group_size: int | None) -> SolveResult:
         serial = serial_schedule(self.problem)
         if not fits(self.problem, serial.orders):
             raise InfeasibleError(self._shortfalls(serial))
         if self.method in STATIC_METHODS:
-            self._only(self.method)
+            self._only(self.method, group_size)
         else:
             self._search((serial, *starts))
         return self._result()
 
     def _shortfalls(self, schedule: Schedule, name: str | None = None) -> list[Diagnostic]:
         """Return one fault for each device that `schedule` does not fit; without a name it is the least there is."""
-        peaks, reserve = memory_peaks(self.problem, schedule.orders), receive_reserve(self.problem)
+        peaks, reserve = memory_peaks(self.problem, schedule.orders, schedule.pairs), receive_reserve(self.problem)
         what = f"{name} does not fit in memory: device" if name else "device"
         job = "it" if name else "one microbatch"
         return [
@@ -112,8 +127,8 @@ class _Solve:
         ]
 
     def _search(self, starts: Sequence[Schedule]) -> None:
-        for name in SCHEDULES:
-            self._try_static(name)
+        for name, schedule in applicable(self.problem):
+            self._offer(schedule, name)
         for number, start in enumerate(starts):
             self._offer(start, "greedy" if number else "serial")
         before = self.best
@@ -121,6 +136,8 @@ class _Solve:
             self._crosspipe()
             self._say_if_static_won(before)
             return
+        if self.method != "greedy" and not self._good_enough() and self._num_ops <= _SEARCH_OPS:
+            self._crosspipe()  # one pass, which is often the best where one link is slow
         searched = not self._good_enough()
         if searched:
             self._family()
@@ -128,40 +145,48 @@ class _Solve:
             if searched:
                 self._say_if_static_won(before)
             return
-        if not self._good_enough() and self._num_ops <= _SEARCH_OPS:
-            self._crosspipe()
         if not self._good_enough():
             self._local_search()
-        if not self._good_enough():
+        if not self._good_enough() and self.method in ("auto", "cpsat"):
+            self._cpsat()
+        if not self._good_enough() and self.method != "cpsat":
             self._milp()
 
     @property
     def target_ns(self) -> int:
-        """The longest makespan [ns] that ends the search."""
+        """The largest objective [ns] that ends the search."""
         return int(self.bound.value_ns / (1 - self.limits.max_gap)) if self.limits.max_gap else self.bound.value_ns
 
     def _expired(self) -> bool:
         if self.limits.time_limit is not None and self.limits.time_limit.remaining_s == 0:
             self._out_of_time = True
-        return self._out_of_time
+        return self._out_of_time or self._stopped
+
+    @property
+    def _stopped(self) -> bool:
+        return self.limits.stop is not None and self.limits.stop.requested
 
     def _good_enough(self) -> bool:
         return (self.best is not None and self.best[0] <= self.target_ns) or self._expired()
 
     def _offer(self, schedule: Schedule, found_by: str) -> bool:
         """Keep `schedule` if it is shorter than the incumbent; return whether it fits and finishes."""
-        if not fits(self.problem, schedule.orders):
+        if not fits(self.problem, schedule.orders, schedule.pairs):
             return False
         self.evaluations += 1
-        makespan = self.simulator.makespan(schedule.orders)
-        if makespan is not None and (self.best is None or makespan < self.best[0]):
-            self.best = (makespan, schedule, found_by)
-            self.progress(f"{found_by}: {makespan / 1e6:.3f} ms, bound {self.bound.value_ns / 1e6:.3f} ms")
-        return makespan is not None
+        value = self.simulator.value(schedule.orders, schedule.pairs)
+        if value is not None and not schedule.pairs:
+            self._pool.add(schedule.orders, value)
+        if value is not None and (self.best is None or value < self.best[0]):
+            self.best = (value, schedule, found_by)
+            if self.limits.stop is not None:
+                self.limits.stop.has_incumbent = True
+            self.progress(f"{found_by}: {value / 1e6:.3f} ms, bound {self.bound.value_ns / 1e6:.3f} ms")
+        return value is not None
 
-    def _only(self, name: str) -> None:
+    def _only(self, name: str, group_size: int | None) -> None:
         try:
-            schedule = static_schedule(name, self.problem)
+            schedule = static_schedule(name, self.problem, group_size=group_size)
         except ValueError as error:
             raise UsageError(f"{name} {error}", code="schedule-does-not-apply") from error
         self._offer(schedule, name)
@@ -171,13 +196,6 @@ class _Solve:
             ]
             raise NoSolutionError(faults, hint="--method auto finds an order that fits")
 
-    def _try_static(self, name: str) -> None:
-        try:
-            schedule = static_schedule(name, self.problem)
-        except ValueError:
-            return
-        self._offer(schedule, name)
-
     def _say_if_static_won(self, before: tuple[int, Schedule, str] | None) -> None:
         if self.best is before and self.best is not None:
             message = f"{self.method} found nothing better than {self.best[2]}, whose order is used"
@@ -186,7 +204,7 @@ class _Solve:
     def _crosspipe(self) -> None:
         schedule = crosspipe_greedy(self.problem, self.simulator.tables)
         if schedule is not None:
-            self.runner_up = schedule if self._offer(schedule, "greedy-crosspipe") else None
+            self._offer(schedule, "greedy-crosspipe")
 
     def _family(self) -> None:
         self.progress("greedy family")
@@ -194,34 +212,63 @@ class _Solve:
             self.problem, self.simulator, self.target_ns, _FAMILY_WORK // self._cost, self.limits.seed, self._expired
         )
         self.evaluations += search.evaluations
-        if search.best is not None:
-            self._offer(search.best.schedule, "greedy")
+        for candidate in search.ranking:
+            self._offer(candidate.schedule, "greedy")
 
     def _local_search(self) -> None:
+        """Anneal from the orders that were found, until one is good enough."""
         if self.best is None or self._num_ops > _SEARCH_OPS:
             return
         self.progress("local search")
-        rounds = len(_SEARCH_HEATS)
-        budget = min(_SEARCH_EVALUATIONS, _SEARCH_WORK // self._num_ops // rounds) // self._cost
-        for number, heat in enumerate(_SEARCH_HEATS):
-            start = self.runner_up if number == 1 and self.runner_up is not None else self.best[1]
-            search = LocalSearch(
-                self.problem,
-                self.simulator,
-                target_ns=self.target_ns,
-                budget=budget,
-                seed=self.limits.seed * rounds + number,
-                heat=heat,
-                expired=self._expired,
-            )
-            _, schedule = search.improve(start)
-            self.evaluations += search.evaluations
+        before = self._pool.evaluations
+        for schedule in self._pool.rounds(self.target_ns):
+            self.evaluations += self._pool.evaluations - before
+            before = self._pool.evaluations
             self._offer(schedule, "local-search")
             if self._good_enough():
                 return
 
+    def _cpsat(self) -> None:
+        asked = self.method == "cpsat"
+        if not self.problem.is_plain:
+            return
+        if not asked and (self._num_ops > _AUTO_CPSAT_OPS or self.limits.node_limit == 0):
+            return
+        from cpipe.solve.cpsat import solve_cpsat, solver_problem
+
+        assert self.best is not None
+        missing = solver_problem()
+        if missing is None:
+            clock = self.limits.time_limit
+            outcome = solve_cpsat(
+                self.problem,
+                self.best[1],
+                lower_bound=self.bound,
+                objective=self.limits.objective,
+                work_limit=_AUTO_CPSAT_WORK if not asked else _ASKED_CPSAT_WORK if clock is None else math.inf,
+                time_limit=None if clock is None else max(0.1, clock.remaining_s),
+                seed=self.limits.seed,
+                max_gap=self.limits.max_gap,
+                progress=self.progress,
+                stop=self.limits.stop,
+            )
+            missing = outcome.broken
+            self.warnings += outcome.warnings
+            if outcome.schedule is not None:
+                self._offer(outcome.schedule, "cpsat")
+            if outcome.dual_bound_ns > self.bound.value_ns:
+                reason = f"CP-SAT with {outcome.num_booleans} order variables"
+                self.bound = Bound(value_ns=outcome.dual_bound_ns, proved_by="cpsat", reason=reason)
+        if missing is not None:
+            if asked:
+                raise NoSolutionError(missing, code="solver-missing", hint="--method auto needs no OR-Tools")
+            message = f"the gap that is left may close with CP-SAT; {missing}"
+            self.warnings.append(Diagnostic(code="solver-missing", message=message, severity="warning"))
+
     def _milp(self) -> None:
         asked = self.method == "milp"
+        if not self.problem.is_plain:
+            return
         nodes = self.limits.node_limit
         if nodes is None:
             nodes = _ASKED_NODES if asked else _AUTO_NODES
@@ -245,11 +292,14 @@ class _Solve:
             self.problem,
             self.best[1],
             lower_bound=self.bound,
+            objective=self.limits.objective,
             node_limit=nodes,
             time_limit=None if clock is None else max(0.1, clock.remaining_s),
             seed=self.limits.seed,
             progress=self.progress,
+            stop=self.limits.stop,
         )
+        self.nodes += outcome.nodes
         self.warnings += outcome.warnings
         if outcome.schedule is not None:
             self._offer(outcome.schedule, "milp")
@@ -260,11 +310,15 @@ class _Solve:
     def _result(self) -> SolveResult:
         if self.best is None:
             raise NoSolutionError("no order was found within the limits", code="no-order")
-        makespan, schedule, found_by = self.best
-        if self._out_of_time and makespan > self.bound.value_ns:
+        value, schedule, found_by = self.best
+        if self._out_of_time and value > self.bound.value_ns:
             assert self.limits.time_limit is not None
             message = f"the time limit of {self.limits.time_limit.asked:g} s was reached"
             self.warnings.append(Diagnostic(code="time-limit", message=message, severity="warning"))
+        if self._stopped:
+            message = "interrupted: the best order so far is used"
+            self.progress(message)
+            self.warnings.append(Diagnostic(code="interrupted", message=message, severity="warning"))
         result = SolveResult(
             schedule=schedule,
             timeline=simulate(self.problem, schedule),
@@ -272,7 +326,14 @@ class _Solve:
             method=self.method,
             found_by=found_by,
             evaluations=self.evaluations,
+            nodes=self.nodes,
             warnings=tuple(self.warnings),
+            objective=self.limits.objective,
         )
         result.verify()
         return result
+
+
+def _beyond(problem: Problem) -> str:
+    """Return what the exact models leave out of `problem`."""
+    return "bidirectional pipelines" if len(problem.flows) > 1 else "fused pairs that are shorter than their parts"

@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan in closed form; each holds for every schedule, and each says why.
+"""Lower bounds on the makespan without a solver; each holds for every schedule, and each says why.
 
 Notation: f, g, b are the forward, the shortest way to the gradient (min of D and B) and the shortest whole backward
 of a stage; head, round_trip and tail are those of `cpipe.solve.chains`.
@@ -12,28 +12,56 @@ from cpipe.ir import Bound, Problem
 from cpipe.sim.memory import receive_reserve
 from cpipe.solve.chains import Chains
 from cpipe.solve.jackson import one_machine_bounds
+from cpipe.solve.refute import raised_bound
 
-__all__ = ["chain_bounds", "link_bounds", "load_bounds", "lower_bound", "memory_bounds"]
+__all__ = ["chain_bounds", "link_bounds", "load_bounds", "lower_bound", "memory_bounds", "span_bound"]
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """Return the best of all closed-form bounds; ties go to the first in the order below."""
+    """Return the best of all closed-form bounds, raised by contradiction; ties go to the first in the order below.
+
+    Those of memory, of one machine and by contradiction know neither several flows nor pairs that are shorter than
+    their parts.
+    """
     chains = Chains(problem)
     best = Bound(value_ns=0, reason="nothing to do")
-    for family in (chain_bounds, load_bounds, link_bounds, memory_bounds, one_machine_bounds):
+    families = (chain_bounds, load_bounds, link_bounds, memory_bounds, one_machine_bounds)
+    for family in families if problem.is_plain else families[:3]:
         for value, reason in family(problem, chains):
             if value > best.value_ns:
                 best = Bound(value_ns=value, reason=reason)
+    return raised_bound(problem, best)
+
+
+def span_bound(problem: Problem) -> Bound:
+    """Return a bound on the longest span of a device: what one device must do between its first start and last end.
+
+    * All its work, after the first all-gather of its stages, before the last reduction.
+    * The round trip of one microbatch from each of its stages, and its backward there.
+    """
+    chains = Chains(problem)
+    best = Bound(value_ns=0, reason="nothing to do")
+    for device, owner in enumerate(problem.devices):
+        stages = problem.stages_of(device)
+        if not stages:
+            continue
+        saved = sum(map(problem.pair_saving_ns, stages))
+        work = problem.microbatches * (sum(chains.forward[s] + chains.backward[s] for s in stages) - saved)
+        around = min(chains.gather[stage] for stage in stages) + min(chains.reduce[stage] for stage in stages)
+        trips = (chains.gather[s] + chains.round_trip[s] + chains.backward[s] + chains.reduce[s] for s in stages)
+        for value, reason in ((work + around, "work"), (max(trips), "one microbatch's round trip")):
+            if value > best.value_ns:
+                best = Bound(value_ns=value, reason=f"{reason} of device {owner.name}")
     return best
 
 
 def chain_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
-    """Yield the way of one microbatch: down to the last stage, back, and what follows.
+    """Yield the way of one microbatch of each flow: down to the last stage, back, and what follows.
 
-    ``head(S-1) + round_trip(S-1) + tail(S-1)``: nothing of it can overlap.
+    ``head(last) + round_trip(last) + tail(last)``: nothing of it can overlap.
     """
-    last = problem.num_stages - 1
-    yield chains.head[last] + chains.round_trip[last] + chains.tail[last], "one microbatch through all stages"
+    for last in (first + problem.flow_length - 1 for first in problem.flows):
+        yield chains.head[last] + chains.round_trip[last] + chains.tail[last], "one microbatch through all stages"
 
 
 def load_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
@@ -43,7 +71,10 @@ def load_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
       some stage must still be reduced. If no stage of the device can split, its last op is a B, after which the
       gradient still travels to stage 0.
     * F and the way to the gradient only: all n of them on the device precede or are the last D (or B) of the device,
-      and from its start ``tail`` follows, of which g is already in the load.
+      and from its start ``tail`` follows, of which g is already in the load. (It is in no fused pair: the F of a pair
+      has its own D or B later.)
+
+    A forward in a fused pair counts with what the pair adds to the backward beside it.
     """
     n = problem.microbatches
     for device, owner in enumerate(problem.devices):
@@ -51,13 +82,14 @@ def load_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
         if not stages:
             continue
         head = min(chains.head[stage] for stage in stages)
-        work = n * sum(chains.forward[stage] + chains.backward[stage] for stage in stages)
+        saved = n * sum(map(problem.pair_saving_ns, stages))
+        work = n * sum(chains.forward[stage] + chains.backward[stage] for stage in stages) - saved
         after = min(
             chains.reduce[stage] if problem.stages[stage].can_split else chains.tail[stage] - chains.backward[stage]
             for stage in stages
         )
         yield head + work + after, f"work of device {owner.name}"
-        work = n * sum(chains.forward[stage] + chains.gradient[stage] for stage in stages)
+        work = n * sum(chains.forward[stage] + chains.gradient[stage] for stage in stages) - saved
         after = min(chains.tail[stage] - chains.gradient[stage] for stage in stages)
         yield head + work + after, f"forward and input-gradient work of device {owner.name}"
 

@@ -20,7 +20,7 @@ class Chains:
     gather, reduce
         The all-gather before a stage's first F and the reduce after its last W or B, where there are any.
     head
-        Earliest start of the first F: the way from stage 0, all-gather of the stage itself included.
+        Earliest start of the first F: the way from the first stage of its flow, its own all-gather included.
     round_trip
         From the start of an F to the earliest start of its own D or B.
     tail
@@ -45,7 +45,7 @@ class Chains:
         reduce = [stage.reduce_ns if collectives else 0 for stage in stages]
         self.head, self.round_trip, self.tail = [0] * len(stages), [0] * len(stages), [0] * len(stages)
         for index in range(len(stages)):
-            if index:
+            if problem.previous_stage(index) is not None:
                 arrival = self.head[index - 1] + self.forward[index - 1] + _cost(problem.forward_hops[index - 1])
                 self.tail[index] = self.gradient[index] + _cost(problem.backward_hops[index - 1]) + self.tail[index - 1]
                 self.head[index] = max(gather[index], arrival)
@@ -54,7 +54,7 @@ class Chains:
             self.tail[index] = max(self.tail[index], self.backward[index] + reduce[index])
         for index in reversed(range(len(stages))):
             self.round_trip[index] = self.forward[index]
-            if index + 1 < len(stages):
+            if problem.next_stage(index) is not None:
                 self.round_trip[index] += (
                     _cost(problem.forward_hops[index])
                     + self.round_trip[index + 1]

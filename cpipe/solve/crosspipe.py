@@ -73,8 +73,10 @@ class _Greedy:
         gather = problem.collectives is not None and problem.collectives.mode == "zero1"
         self.release = [stage.all_gather_ns * parts if gather else 0 for stage in problem.stages]
         self.choices: list[_Choice | None] = [None] * len(self.devices)
-        for microbatch in range(self.n):
-            self._make_ready(problem.stages[0].device, microbatch * KINDS, self.release[0])
+        for first in problem.flows:
+            for microbatch in range(self.n):
+                slot = (first * self.n + microbatch) * KINDS
+                self._make_ready(problem.stages[first].device, slot, self.release[first])
 
     def run(self) -> Schedule | None:
         while True:

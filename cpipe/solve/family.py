@@ -90,7 +90,7 @@ class FamilySearch:
         schedule = self._scheduler.run(knobs)
         makespan = None
         if schedule is not None and fits(self.problem, schedule.orders):
-            makespan = self._simulator.makespan(schedule.orders)
+            makespan = self._simulator.value(schedule.orders)
             if makespan is not None:
                 self._keep(Candidate(makespan, schedule, knobs))
         self._seen[knobs] = makespan
@@ -159,7 +159,13 @@ def tune_and_apply(
     small = 3 * problem.num_devices
     if budget < 150 and problem.microbatches > 2 * small:
         tuned = msgspec.structs.replace(problem, microbatches=small)
-        tuning = FamilySearch(tuned, Simulator(tuned), 0, max(4, budget * problem.microbatches // small // 2), expired)
+        tuning = FamilySearch(
+            tuned,
+            Simulator(tuned, simulator.objective),
+            0,
+            max(4, budget * problem.microbatches // small // 2),
+            expired,
+        )
         tuning.structured(structured_knobs(tuned))
         tuning.mutate(seed)
         search.evaluations = tuning.evaluations * small // problem.microbatches

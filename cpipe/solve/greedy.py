@@ -95,7 +95,9 @@ class _Pass:
         self.scheduler, self.knobs, self.n = scheduler, knobs, n
         self.window = problem.receive_window
         self.arrival = [-1] * tables.size
-        self.arrival[0 : n * KINDS : KINDS] = [scheduler.release[0]] * n
+        for first in problem.flows:
+            begin = first * n * KINDS
+            self.arrival[begin : begin + n * KINDS : KINDS] = [scheduler.release[first]] * n
         self.next_forward = [0] * problem.num_stages
         self.next_backward = [0] * problem.num_stages
         self.next_weight = [0] * problem.num_stages

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from cpipe.errors import Diagnostic, UsageError
+from cpipe.ir import Objective
 from cpipe.ir.base import Frozen
 
-__all__ = ["SolveLimits", "TimeLimit"]
+__all__ = ["SolveLimits", "Stop", "TimeLimit"]
 
 
 class TimeLimit:
@@ -40,25 +41,54 @@ class TimeLimit:
         return TimeLimit(self.remaining_s / attempts, self.asked)
 
 
+class Stop:
+    """The wish to end a search now with the best that it has, as Ctrl-C expresses it; every search polls it.
+
+    It may be made from a signal handler or another thread. A library caller hands one to
+    `cpipe.compiler.compile_profile`; without one, Ctrl-C is a `KeyboardInterrupt` like everywhere.
+
+    Attributes
+    ----------
+    requested
+        Whether the search should end.
+    has_incumbent
+        Whether a search has had an answer since the object was made: only then is there something to stop with.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.has_incumbent = False
+
+    def request(self) -> None:
+        """Ask for the end."""
+        self.requested = True
+
+
 class SolveLimits(Frozen, frozen=True, kw_only=True):
     """When a search stops.
 
     Attributes
     ----------
     max_gap
-        Accept an order within this share of the bound: (makespan - bound) / makespan.
+        Accept an order within this share of the bound: (objective - bound) / objective.
     time_limit
         The user's wall-clock limit, or None: results then do not depend on the machine.
     seed
         Of every random choice.
     node_limit
         Branch-and-bound nodes of the MILP; 0 leaves it out, None is the method's default.
+    objective
+        What to minimise: ``makespan``, the last completion; ``span``, the longest span of a device.
+    stop
+        Polled: once it is requested, the best so far is the result.
     """
 
     max_gap: float = 0.0
     time_limit: TimeLimit | None = None
     seed: int = 0
     node_limit: int | None = None
+    objective: Objective = "makespan"
+    stop: Stop | None = None
 
     def verify(self) -> None:
         """Check the ranges.
@@ -79,5 +109,8 @@ class SolveLimits(Frozen, frozen=True, kw_only=True):
             )
             if not holds
         ]
+        if self.objective not in ("makespan", "span"):
+            message = f"expected the objective makespan or span, got {self.objective!r}"
+            faults.append(Diagnostic(code="bad-limit", message=message))
         if faults:
             raise UsageError(faults)

@@ -1,29 +1,36 @@
-"""Critical-path local search: move ops that decide the makespan, keep what helps.
+"""Critical-path local search: move ops that decide the objective, keep what helps.
 
 A move shifts one op, or the ops of one kind and stage for a run of microbatches, by a few places in its device's
-order, or exchanges D and W for B where B is cheaper. Microbatch order, F before D before W and memory are kept before
-anything is timed. Acceptance is annealed by counted evaluations with a fixed seed, so the result can be made again.
+order, or exchanges D and W for B where B is cheaper. Order within a stage and memory are checked before anything is
+timed; then the heads and tails of the ops that trade places say what the move can at best give, and only a move that
+may be accepted is replayed. Acceptance is annealed by counted work, in integers and with a fixed seed, so the result
+can be made again.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from cpipe.ir import OpKind, Problem, Schedule
+from cpipe.ir import Problem, Schedule
 from cpipe.ir.ops import KINDS
 from cpipe.sim import Simulator
-from cpipe.sim.memory import memory_rooms, memory_steps
-from cpipe.sim.tables import NO_SLOT, slot_of
+from cpipe.sim.tables import NO_SLOT
 from cpipe.solve.merging import can_merge
+from cpipe.solve.moves import Moves
+from cpipe.solve.replay import Replays, Timed
 
 __all__ = ["LocalSearch"]
 
 _REACH = 6  # places an op moves at most
-_CRITICAL = 0.85  # share of moves that start on the critical path
-_RUN = 0.25  # share of moves that shift a run of microbatches
+_CRITICAL = 0.95  # share of moves that start on the critical path
+_RUN = 0.15  # share of moves that shift a run of microbatches
 _FUSE = 0.15  # share of moves that exchange D and W for B, where B is cheaper
+_DRAW = 20  # what a proposal costs that is not replayed, in op visits
+_STALE = 8  # accepted moves for which tails are kept
+_LOGS = tuple(round(-1024 * math.log((index + 0.5) / 1024)) for index in range(1024))
+"""Quantiles of the exponential distribution, in 1024ths: how much longer an order may be, at temperature 1."""
 
 
 class LocalSearch:
@@ -32,17 +39,22 @@ class LocalSearch:
     Parameters
     ----------
     problem, simulator
-        The problem and its simulator.
+        The problem and its simulator, whose objective counts.
     target_ns
-        Stop as soon as the makespan is at most this.
+        Stop as soon as the objective is at most this.
     budget
-        Number of evaluations allowed.
+        Work allowed, in op visits: an op replayed or measured counts one, a move that is not replayed `_DRAW`.
     seed
         Of the random moves.
     heat
-        First temperature, as a share of the makespan: how much longer an accepted order may be.
+        First temperature, in percent of the mean duration of an op: how much longer an accepted order may be.
     expired
-        Asked before each evaluation; True ends the search.
+        Asked before each replay; True ends the search.
+
+    Attributes
+    ----------
+    evaluations
+        Number of replays so far.
     """
 
     def __init__(
@@ -53,155 +65,233 @@ class LocalSearch:
         target_ns: int,
         budget: int,
         seed: int,
-        heat: float = 0.0015,
+        heat: int = 50,
         expired: Callable[[], bool] = lambda: False,
     ) -> None:
         self.evaluations = 0
+        self._problem = problem
         self._n = problem.microbatches
-        self._simulator = simulator
+        self._tables = simulator.tables
+        self._pace = simulator.pace
+        self._replays = Replays(simulator)
+        self._moves = Moves(problem)
         self._target = target_ns
         self._budget = budget
         self._heat = heat
         self._rng = random.Random(seed)
         self._expired = expired
-        self._steps = memory_steps(problem)
         self._fusible = [can_merge(problem, stage) for stage in problem.stages]
-        self._rooms = memory_rooms(problem)
+        self._any_fusible = any(self._fusible)
+        self._draws = 0
+        self._accepted = 0
+        self._timed: Timed
+
+    @property
+    def work(self) -> int:
+        """Op visits spent so far."""
+        return self._replays.visits + _DRAW * self._draws
 
     def improve(self, schedule: Schedule) -> tuple[int, Schedule]:
-        """Return the best makespan [ns] and schedule found from `schedule`, which must not deadlock."""
-        orders = [list(order) for order in schedule.orders]
-        makespan, ends, _ = self._simulator.replay(orders)
-        assert makespan is not None, "local search starts from an order that finishes"
-        best, best_orders = makespan, [list(order) for order in orders]
-        critical = self._critical_path(orders, ends)
-        heat = self._heat * makespan
-        while self.evaluations < self._budget and best > self._target and not self._expired():
-            self.evaluations += 1
-            move = self._propose(orders, critical)
-            if move is None:
-                continue
-            device, changed = move
-            kept, orders[device] = orders[device], changed
-            value, new_ends, _ = self._simulator.replay(orders)
-            temperature = heat * (1 - self.evaluations / self._budget) + 1e-9
-            if value is None or (value > makespan and self._rng.random() >= math.exp((makespan - value) / temperature)):
-                orders[device] = kept
-                continue
-            makespan = value
-            critical = self._critical_path(orders, new_ends)
-            if value < best:
-                best, best_orders = value, [list(order) for order in orders]
+        """Return the best objective [ns] and schedule found from `schedule`, which must not deadlock."""
+        self._orders = [list(order) for order in schedule.orders]
+        timed = self._replays.start(self._orders)
+        assert timed is not None, "local search starts from an order that finishes"
+        self._levels = [self._moves.levels(device, order) or [] for device, order in enumerate(self._orders)]
+        self._place = [0] * self._tables.size
+        for order in self._orders:
+            for index, op in enumerate(order):
+                self._place[self._tables.slot[op]] = index
+        self._accepted = 0
+        lengths = [self._tables.duration[op] for order in self._orders for op in order]
+        self._heat_ns = self._heat * sum(lengths) // (100 * max(1, len(lengths)))
+        self._settle(timed)
+        best, best_orders = timed.value, [order.copy() for order in self._orders]
+        while self.work < self._budget and best > self._target and not self._expired():
+            self._draws += 1
+            found = self._step()
+            if found is not None:
+                self._settle(found)
+                if found.value < best:
+                    best, best_orders = found.value, [order.copy() for order in self._orders]
         return best, Schedule(orders=tuple(map(tuple, best_orders)))
 
-    def _critical_path(self, orders: Sequence[Sequence[int]], ends: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (device, place) of the ops of one chain that ends at the makespan."""
-        tables = self._simulator.tables
-        place = {op: (device, index) for device, order in enumerate(orders) for index, op in enumerate(order)}
-        producer = {tables.target[op]: op for order in orders for op in order if tables.target[op] != NO_SLOT}
-        path = []
-        op = max((order[-1] for order in orders if order), key=lambda last: ends[last])
+    def _settle(self, timed: Timed) -> None:
+        """Make a timed order the current one."""
+        if self._accepted % _STALE == 0:
+            self._replays.measure(self._orders, timed)
+        else:  # tails change slowly, and only sort out what is not worth a replay
+            timed.tail, timed.onward = self._timed.tail, self._timed.onward
+        self._accepted += 1
+        self._timed = timed
+        self._critical = self._critical_path()
+
+    def _critical_path(self) -> list[tuple[int, int]]:
+        """Return (device, place) of the ops of one chain that ends at the objective; of equals one is drawn."""
+        timed, orders, tables = self._timed, self._orders, self._tables
+        end, arrival, place = timed.end, timed.arrival, self._place
+        devices, per_stage = tables.stage_device, self._n * KINDS
+        path: list[tuple[int, int]] = []
+        op = self._last_op()
+        device = devices[op // per_stage]
+        index = place[tables.slot[op]]
         while True:
-            device, index = place[op]
             path.append((device, index))
-            start = ends[op] - tables.duration[op]
+            start = end[op] - tables.duration[op]
             if start <= 0:
                 return path
+            slot = tables.slot[op]
             before = orders[device][index - 1] if index else NO_SLOT
-            if before != NO_SLOT and ends[before] == start:
-                op = before
-            elif slot_of(op) in producer:
-                op = producer[slot_of(op)]
-            elif before != NO_SLOT:
-                op = before
-            else:
-                return path
+            follows = before != NO_SLOT and end[before] == start
+            feeder = NO_SLOT if op & 3 == 2 or (follows and arrival[slot] < start) else self._feeder(slot)
+            if feeder == NO_SLOT or (follows and self._rng.random() < 0.5):
+                if not follows:
+                    return path  # it waits for something that no order changes
+                op, index = before, index - 1
+                continue
+            device, index = devices[feeder // per_stage], place[feeder]
+            op, index = self._queue_head(device, index, path)
 
-    def _propose(
-        self, orders: Sequence[list[int]], critical: Sequence[tuple[int, int]]
-    ) -> tuple[int, list[int]] | None:
-        """Return a device and its changed order, or None when the drawn move breaks a rule."""
-        rng = self._rng
-        if rng.random() < _CRITICAL:
-            device, index = critical[rng.randrange(len(critical))]
-        else:
-            device = rng.randrange(len(orders))
-            if not orders[device]:
-                return None
-            index = rng.randrange(len(orders[device]))
-        order = orders[device]
-        shift = rng.randint(1, _REACH) * (1 if rng.random() < 0.5 else -1)
-        changed: list[int] | None
-        if self._fusible[order[index] // KINDS // self._n] and rng.random() < _FUSE:
-            changed = self._exchanged(order, index)
-        elif rng.random() < _RUN:
-            changed = self._shift_run(order, index, shift)
-        else:
-            changed = self._shifted(order, index, shift)
-        if changed is None or not self._fits(device, changed):
-            return None
-        return device, changed
+    def _last_op(self) -> int:
+        """Return the op that the objective ends with."""
+        timed = self._timed
+        ends = [
+            (timed.end[order[-1]] + timed.sink[device], -device) for device, order in enumerate(self._orders) if order
+        ]
+        value, device = max(ends)
+        if value < timed.value:
+            for op, extra in sorted(timed.extra.items()):
+                if timed.end[op] + extra + timed.sink[self._tables.stage_device[op // KINDS // self._n]] == timed.value:
+                    return op
+        return self._orders[-device][-1]
 
-    def _shift_run(self, order: list[int], index: int, shift: int) -> list[int] | None:
-        """Shift the op at `index` and the same op of the following microbatches of a run, each by `shift` places."""
+    def _feeder(self, slot: int) -> int:
+        """Return the slot of the op that feeds `slot`, an F or a D; `NO_SLOT` for the first stage's F."""
+        per_stage = self._n * KINDS
+        stage = slot // per_stage
+        if slot & 3 == 0:
+            return NO_SLOT if self._problem.previous_stage(stage) is None else slot - per_stage
+        return slot - 1 if self._problem.next_stage(stage) is None else slot + per_stage
+
+    def _queue_head(self, device: int, index: int, path: list[tuple[int, int]]) -> tuple[int, int]:
+        """Return the op whose message did not wait, of those that left one after another up to that of `index`."""
+        timed, pace, order = self._timed, self._pace, self._orders[device]
         op = order[index]
-        last = (op // KINDS // self._n + 1) * self._n * KINDS
-        count = self._rng.randint(2, max(2, self._n // 2))
-        ops = [other for other in range(op, min(last, op + count * KINDS), KINDS)]
-        changed: list[int] | None = order
-        for other in ops if shift < 0 else reversed(ops):
-            if changed is None or other not in changed:
+        hop = pace[op]
+        if timed.run is None or hop is None or not hop[1]:
+            return op, index
+        pipe, delay = hop[0], hop[2]
+        while timed.arrival[self._tables.target[op]] - delay > timed.end[op]:
+            earlier = index - 1
+            while earlier >= 0:
+                hop = pace[order[earlier]]
+                if hop is not None and hop[0] == pipe:
+                    break
+                earlier -= 1
+            if earlier < 0 or hop is None:
+                break
+            path.append((device, index))
+            op, index, delay = order[earlier], earlier, hop[2]
+        return op, index
+
+    def _step(self) -> Timed | None:
+        """Draw one move; return the times of the changed order, or None when it is not legal or not accepted."""
+        draw = self._rng.random
+        if draw() < _CRITICAL:
+            device, index = self._critical[int(draw() * len(self._critical))]
+        else:
+            device = int(draw() * len(self._orders))
+            if not self._orders[device]:
                 return None
-            changed = self._shifted(changed, changed.index(other), shift)
-        return changed
+            index = int(draw() * len(self._orders[device]))
+        order = self._orders[device]
+        shift = 1 + int(draw() * _REACH)
+        if draw() < 0.5:
+            shift = -shift
+        if self._any_fusible and self._fusible[order[index] // KINDS // self._n] and draw() < _FUSE:
+            return self._replace(device, self._moves.exchanged(order, index))
+        if draw() < _RUN:
+            op = order[index]
+            last = (op // KINDS // self._n + 1) * self._n * KINDS
+            count = 2 + int(draw() * max(1, self._n // 2 - 1))
+            ops = range(op, min(last, op + count * KINDS), KINDS)
+            return self._replace(device, self._moves.shifted_run(order, ops, shift))
+        return self._shift(device, index, shift)
 
-    def _shifted(self, order: list[int], index: int, shift: int) -> list[int] | None:
-        """Return `order` with the op at `index` moved by `shift` places; None beyond the ends or past a relative.
+    def _limit(self) -> int:
+        """Draw the longest objective [ns] that is accepted now."""
+        temperature = self._heat_ns * max(0, self._budget - self.work) // self._budget
+        return self._timed.value + (temperature * _LOGS[int(self._rng.random() * 1024)] >> 10)
 
-        On its own stage an op passes neither its own kind (microbatch order; D and B are one kind) nor the other ops
-        of its microbatch (F before D before W).
-        """
-        target = index + shift
-        if not 0 <= target < len(order):
+    def _shift(self, device: int, index: int, shift: int) -> Timed | None:
+        order, levels = self._orders[device], self._levels[device]
+        target = self._moves.reach(order, index, shift)
+        if target is None or not self._moves.fits_shifted(device, order, levels, index, target):
             return None
-        slot, kind = divmod(order[index], KINDS)
-        stage, microbatch = divmod(slot, self._n)
-        for other in order[target:index] if shift < 0 else order[index + 1 : target + 1]:
-            other_slot, other_kind = divmod(other, KINDS)
-            other_stage, other_microbatch = divmod(other_slot, self._n)
-            same_kind = other_kind == kind or other_kind + kind == OpKind.D + OpKind.B
-            if other_stage == stage and (same_kind or other_microbatch == microbatch):
-                return None
-        changed = order.copy()
-        changed.insert(target, changed.pop(index))
-        return changed
-
-    def _exchanged(self, order: list[int], index: int) -> list[int] | None:
-        """Return `order` with the D of the op at `index` and its W replaced by B, or its B by D and W; None for F.
-
-        Apart, W stands right after D, unless a W of an earlier microbatch is still to come.
-        """
-        slot, kind = divmod(order[index], KINDS)
-        base = slot * KINDS
-        if kind == OpKind.F:
+        limit = self._limit()
+        if self._promise(device, index, target, limit) > limit:
             return None
-        if kind == OpKind.B:
-            first = slot // self._n * self._n * KINDS
-            if any(first <= later < base and later % KINDS == OpKind.W for later in order[index:]):
-                return None
-            return [*order[:index], base + OpKind.D, base + OpKind.W, *order[index + 1 :]]
-        changed = [op for op in order if op != base + OpKind.W]
-        changed[changed.index(base + OpKind.D)] = base + OpKind.B
-        return changed
+        order.insert(target, order.pop(index))
+        first, last = (index, target) if index < target else (target, index)
+        self.evaluations += 1
+        timed = self._replays.change(self._orders, self._timed, device, first)
+        if timed is None or timed.value > limit:
+            order.insert(index, order.pop(target))
+            return None
+        self._moves.shift_levels(order, levels, first, last)
+        slot, place = self._tables.slot, self._place
+        for position in range(first, last + 1):
+            place[slot[order[position]]] = position
+        return timed
 
-    def _fits(self, device: int, order: Sequence[int]) -> bool:
-        room = self._rooms[device]
-        if room is None:
-            return True
-        steps, per_stage, level = self._steps, self._n * KINDS, 0
-        for op in order:
-            during, after = steps[op // per_stage * KINDS + op % KINDS]
-            if level + during > room:
-                return False
-            level += after
-        return True
+    def _promise(self, device: int, index: int, target: int, limit: int) -> int:
+        """Return what the objective [ns] is at least, by way of the ops that a shift changes, if all else stands."""
+        tables, timed = self._tables, self._timed
+        duration, slot, arrival, onward = tables.duration, tables.slot, timed.arrival, timed.onward
+        order = self._orders[device]
+        if index < target:
+            first, ops = index, [*order[index + 1 : target + 1], order[index]]
+        else:
+            first, ops = target, [order[index], *order[target:index]]
+        now = timed.end[order[first - 1]] if first else 0
+        ends = []
+        for op in ops:
+            if op & 3 != 2:
+                arrived = arrival[slot[op]]
+                if arrived > now:
+                    now = arrived
+            now += duration[op]
+            ends.append(now)
+        behind = first + len(ops)
+        tail = timed.tail[slot[order[behind]]] if behind < len(order) else timed.sink[device]
+        value = 0
+        for op, now in zip(reversed(ops), reversed(ends), strict=True):
+            way = onward[op]
+            if way > tail:
+                tail = way
+            if now + tail > value:
+                value = now + tail
+                if value > limit:
+                    break
+            tail += duration[op]
+        return value
+
+    def _replace(self, device: int, changed: list[int] | None) -> Timed | None:
+        """Replay with another order on `device`."""
+        if changed is None:
+            return None
+        levels = self._moves.levels(device, changed)
+        if levels is None:
+            return None
+        limit = self._limit()
+        kept = self._orders[device]
+        first = next((place for place, pair in enumerate(zip(kept, changed, strict=False)) if pair[0] != pair[1]), 0)
+        self._orders[device] = changed
+        self.evaluations += 1
+        timed = self._replays.change(self._orders, self._timed, device, first)
+        if timed is None or timed.value > limit:
+            self._orders[device] = kept
+            return None
+        self._levels[device] = levels
+        for index, op in enumerate(changed):
+            self._place[self._tables.slot[op]] = index
+        return timed

@@ -14,14 +14,17 @@ __all__ = ["serial_schedule"]
 def serial_schedule(problem: Problem) -> Schedule:
     """Return the schedule that finishes each microbatch before the next starts.
 
-    Each backward runs as B where that fits, else as D with its W as soon as that fits, the smallest transient first.
-    If this does not fit in memory nothing does: every order must at some time hold one microbatch on all stages of a
-    device, a B frees all there is to free, and a W that fits only frees.
+    Of several flows, one after the other. Each backward runs as B where that fits, else as D with its W as soon as that
+    fits, the smallest transient first. If this does not fit in memory nothing does: every order must at some time hold
+    one microbatch on all stages of a device that are in one flow, a B frees all there is to free, and a W that fits
+    only frees.
     """
     n = problem.microbatches
     orders: list[tuple[int, ...]] = []
     for device, room in enumerate(memory_rooms(problem)):
-        steps = list(_one_microbatch(problem, problem.stages_of(device), room))
+        steps: list[tuple[OpKind, int]] = []
+        for first in problem.flows:
+            steps += _one_microbatch(problem, problem.stages_of_flow(device, first), room)
         orders.append(tuple(encode_op(kind, stage, microbatch, n) for microbatch in range(n) for kind, stage in steps))
     return Schedule(orders=tuple(orders))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
+import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from oracle.orders import serial_schedule
 from cpipe.errors import NoSolutionError
 from cpipe.ir import Bound, Problem, Schedule
 from cpipe.sim import simulate
-from cpipe.solve.milp import MilpOutcome, backend, solve, solve_milp, solver_problem
-from cpipe.solve.milp.backend import Limits, RawOutcome, run_solver
-from cpipe.solve.milp.silence import silenced
+from cpipe.solve.limits import Stop
+from cpipe.solve.milp import MilpOutcome, backend, solve_milp, solver_problem
+from cpipe.solve.milp.backend import Limits
 
 LIMITS = Limits(nodes=10, time_limit=None, absolute_gap=0.9, seed=0, tolerance=1e-6)
 HARD = case(6, (0, 1, 2, 3), forward=8, input_grad=8, weight_grad=[8, 7, 8, 9], capacity=4)
@@ -136,12 +135,10 @@ def test_too_large_a_model_is_not_built() -> None:
 
 
 def test_progress_announces_the_size() -> None:
-    """The first line of progress says how large the model is, later ones what was found."""
+    """The first line of progress, before the model is built, says how large it will be."""
     lines: list[str] = []
     outcome = search(case(3, (0, 1)), progress=lines.append)
-    assert lines[0].startswith(f"milp: {outcome.binaries} binaries, ")
-    assert lines[0].endswith(" rows")
-    assert all(line.startswith("milp: makespan ") for line in lines[1:])
+    assert lines[0] == f"milp: {outcome.binaries} binaries for 18 open pairs of 18 tasks"
 
 
 def test_a_start_that_does_not_fit_is_no_bound() -> None:
@@ -171,85 +168,52 @@ def test_old_solver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_options_are_refused() -> None:
     """An option that the solver does not know is an error, not silence."""
     highspy = pytest.importorskip("highspy")
-    with silenced():
-        model = highspy.Highs()
-        model.setOptionValue("output_flag", False)
-        with pytest.raises(RuntimeError, match="HiGHS refuses option mip_max_nodes = -5"):
-            backend._set_options(model, LIMITS._replace(nodes=-5))
+    with pytest.raises(RuntimeError, match="HiGHS refuses option mip_max_nodes = -5"):
+        backend._set_options(highspy.Highs(), LIMITS._replace(nodes=-5))
 
 
-def test_watchdog_leaves_a_deaf_solver_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solver that sleeps through its time limit is left behind; the start and a warning come back."""
-    release = threading.Event()
-
-    def deaf(*_: object) -> RawOutcome:
-        release.wait(60)
-        return RawOutcome("optimal", None, 0.0, 0, False)
-
-    monkeypatch.setattr(backend, "_solve", deaf)
-    monkeypatch.setattr(backend, "_GRACE_S", 0.0)
-    try:
-        outcome = search(HARD, time_limit=0.05)
-    finally:
-        release.set()
-    assert outcome.schedule == serial_schedule(HARD)
-    assert outcome.solver_status == "not_answering"
-    assert [warning.code for warning in outcome.warnings] == ["solver-not-answering"]
+def test_one_thread_and_a_fixed_seed() -> None:
+    """HiGHS runs on one thread with the seed given, within the nodes, time and gap given."""
+    highspy = pytest.importorskip("highspy")
+    model = highspy.Highs()
+    backend._set_options(model, LIMITS._replace(time_limit=2.5, seed=7))
+    values = {name: model.getOptionValue(name)[1] for name in ("threads", "random_seed", "mip_max_nodes", "time_limit")}
+    assert values == {"threads": 1, "random_seed": 7, "mip_max_nodes": 10, "time_limit": 2.5}
 
 
-def test_interrupt_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C during a solve stops the solver and comes out as KeyboardInterrupt."""
-    stopped = threading.Event()
-
-    def patient(*arguments: Any) -> RawOutcome:
-        session = arguments[4]
-        signal.raise_signal(signal.SIGINT)
-        if session.stop.wait(30):
-            stopped.set()
-        return RawOutcome("interrupt", None, 0.0, 0, False)
-
-    monkeypatch.setattr(backend, "_solve", patient)
-    with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        run_solver(None, (), None, LIMITS)
-    assert stopped.wait(30)
-
-
-def test_a_passed_deadline_asks_the_solver_to_stop() -> None:
-    """The solver's question whether to go on is answered with no once the deadline has passed."""
-    session = backend._Session(deadline=time.monotonic() - 1)
-
-    class Data:
-        user_interrupt = False
-
-    class Event:
-        data_in = Data()
-
-    event = Event()
+@pytest.mark.parametrize(("deadline", "stopped", "asks"), [(-1, False, True), (60, True, True), (60, False, False)])
+def test_the_solver_asks_whether_to_go_on(deadline: float, stopped: bool, asks: bool) -> None:
+    """The answer is no once the deadline has passed or the caller wants to stop."""
+    session = backend._Session((), LIMITS._replace(time_limit=deadline), None, lambda: stopped)
+    event = SimpleNamespace(data_in=SimpleNamespace(user_interrupt=False))
     session.interrupt(event)
-    assert event.data_in.user_interrupt is True
+    assert event.data_in.user_interrupt is asks
 
 
-def test_errors_of_the_solver_thread_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes wrong in the solver's thread is raised where it was called."""
+def test_a_stopped_search_says_so() -> None:
+    """A search that is stopped from the start gives its start back under the status of an interrupt."""
+    stop = Stop()
+    stop.request()
+    outcome = search(HARD, stop=stop)
+    assert outcome.solver_status == "interrupt"
+    assert makespan(HARD, outcome.schedule) <= makespan(HARD, serial_schedule(HARD))
+    assert outcome.dual_bound_ns < makespan(HARD, outcome.schedule)
+    assert outcome.warnings == ()
 
-    def broken(*_: object) -> RawOutcome:
-        raise RuntimeError("no licence for this")
 
-    monkeypatch.setattr(backend, "_solve", broken)
-    with pytest.raises(RuntimeError, match="no licence for this"):
-        run_solver(None, (), None, LIMITS)
-
-
-def test_a_worse_answer_never_replaces_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the solver returns, the order that comes back is no longer than the start."""
-
-    def boastful(lp: Any, columns: Any, start: list[float], *_: object) -> RawOutcome:
-        return RawOutcome("optimal", list(start), 0.0, 1, True)
-
-    monkeypatch.setattr(solve, "run_solver", boastful)
-    outcome = search(HARD)
-    assert outcome.schedule == serial_schedule(HARD)
-    assert 0 < outcome.dual_bound_ns < makespan(HARD, outcome.schedule)
+def test_progress_says_how_far_it_is() -> None:
+    """Improvements come as one line each, with objective, bound, gap and nodes; each is better than the one before."""
+    lines: list[str] = []
+    search(HARD, node_limit=60, progress=lines.append)
+    found = [
+        re.fullmatch(r"milp: makespan (\S+) ms(, bound \S+ ms, gap \S+%)?, \d+ nodes(, start accepted)?", line)
+        for line in lines[1:]
+    ]
+    assert all(found), lines
+    assert lines[1].endswith(", start accepted")
+    values = [float(match[1]) for match in found if match]
+    assert len(values) > 1
+    assert values == sorted(values, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -259,21 +223,3 @@ def test_a_worse_answer_never_replaces_the_start(monkeypatch: pytest.MonkeyPatch
 def test_status_names(name: str, expected: str) -> None:
     """The solver's statuses come out in snake case; its solution limit is the node limit here."""
     assert backend._status_name(name) == expected
-
-
-def test_a_bound_that_a_replay_refutes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solver that claims more than a known makespan is told apart from a proof."""
-    monkeypatch.setattr(solve, "run_solver", lambda *rest: RawOutcome("optimal", None, 1e9, 0, True))
-    problem = case(2, (0, 1))
-    outcome = solve_milp(problem, serial_schedule(problem), lower_bound=Bound(value_ns=5))
-    assert [warning.code for warning in outcome.warnings] == ["bound-refuted"]
-    assert outcome.dual_bound_ns < makespan(problem, outcome.schedule)
-
-
-def test_a_refused_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the solver does not take the warm start, the start is still the answer, and the user hears of it."""
-    monkeypatch.setattr(solve, "run_solver", lambda *rest: RawOutcome("node_limit", None, 0.0, 10, False))
-    problem = case(2, (0, 1))
-    outcome = solve_milp(problem, serial_schedule(problem), lower_bound=Bound(value_ns=0))
-    assert [warning.code for warning in outcome.warnings] == ["start-refused"]
-    assert makespan(problem, outcome.schedule) == makespan(problem, serial_schedule(problem))

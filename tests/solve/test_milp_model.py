@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from oracle.cases import case
 from oracle.orders import random_schedule, serial_schedule
 from oracle.random_problems import random_problem, random_shared_problem
@@ -22,6 +27,7 @@ from cpipe.solve.milp.network import split_dominated
 from cpipe.solve.milp.onemachine import resource_bound
 from cpipe.solve.milp.orders import extract_schedule, start_vector
 from cpipe.solve.milp.precedence import ContradictionError, Precedence
+from cpipe.solve.milp.worker import _limits, bound_ns
 
 LINE = (0, 1, 2)
 
@@ -116,7 +122,7 @@ def test_violation_sees_a_wrong_solution() -> None:
     network = build_network(problem)
     model = Model(network, Precedence(network, timeline.makespan_ns), 0)
     values = start_vector(model, schedule, timeline)
-    values[model.makespan] -= 2
+    values[model.goal] -= 2
     assert model.violation(values) == pytest.approx(2)
 
 
@@ -230,3 +236,38 @@ def test_resource_bound_never_exceeds_a_replay() -> None:
         makespan = simulate(problem, schedule).makespan_ns
         network = build_network(problem)
         assert resource_bound(Precedence(network, makespan // network.unit_ns)) * network.unit_ns <= makespan
+
+
+def scaled_model(scale: float, unit: int, upper: int = 1000) -> Any:
+    """Return what the reading of bounds needs of a model."""
+    return SimpleNamespace(
+        scale=scale, network=SimpleNamespace(unit_ns=unit), precedence=SimpleNamespace(upper_bound=upper)
+    )
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6), st.floats(-0.9, 0.04))
+def test_bounds_are_rounded_up_to_a_whole_unit(optimum: int, unit: int, slip: float) -> None:
+    """Less than a unit below the optimum, or a little above by bad arithmetic, the bound is the optimum itself."""
+    assert bound_ns(optimum + slip, scaled_model(1.0, unit)) == optimum * unit
+
+
+@given(st.integers(1, 10**9), st.floats(1.0, 1000.0), st.floats(0, 2000))
+def test_bounds_of_long_horizons_stay_below(optimum: int, scale: float, below: float) -> None:
+    """Where a unit of model time is many units of time the bound is rounded up to units, and never exceeds."""
+    bound = bound_ns((optimum - below) / scale, scaled_model(scale, 1))
+    assert optimum - below - 0.05 * scale - 1e-3 <= bound <= optimum or bound == 0
+
+
+def test_no_bound_is_zero() -> None:
+    """A solver without a bound, and one below zero, prove nothing."""
+    for dual in (-math.inf, math.inf, math.nan, -3.7):
+        assert bound_ns(dual, scaled_model(1.0, 7)) == 0
+
+
+@given(st.integers(1, 10**6))
+def test_the_search_stops_where_the_bound_is_tight(optimum: int) -> None:
+    """The gap at which the solver may stop still proves the incumbent."""
+    model = scaled_model(1.0, 3, upper=2 * optimum)
+    gap = _limits(model, SimpleNamespace(node_limit=1, seed=0), None).absolute_gap  # type: ignore[arg-type]
+    assert gap > 0.9
+    assert bound_ns(optimum - gap + 1e-6, model) == 3 * optimum

@@ -10,13 +10,20 @@ from oracle.cases import case
 from oracle.exhaustive import shortest_makespan
 from oracle.orders import all_schedules, serial_schedule
 from oracle.random_problems import random_problem, random_shared_problem
+from stub_workers import run_here
 
 from cpipe.ir import Bound, Problem
 from cpipe.sim import Simulator, simulate
 from cpipe.sim.memory import fits
-from cpipe.solve.milp import MilpOutcome, solve_milp
+from cpipe.solve.milp import MilpOutcome, solve, solve_milp
 
 LOOP, WAVE = (0, 1, 0, 1), (0, 1, 1, 0)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the solver in this process: what it finds is the matter here, not where."""
+    monkeypatch.setattr(solve, "run_child", run_here)
 
 
 def line(num_devices: int) -> tuple[int, ...]:

@@ -1,25 +1,23 @@
 """HiGHS through PuLP: options that are checked, a start that is used, a status that is read from the solver itself.
 
 PuLP alone drops unknown options, drops a start, calls a time limit optimal and fills the variables with zeros when
-there is no solution; so its HiGHS class is subclassed and nothing of its status is believed. The solver runs in a
-thread of its own: Ctrl-C reaches the caller at once, and a solver that ignores its time limit is left behind.
+there is no solution; so its HiGHS class is subclassed and nothing of its status is believed. It runs in a process of
+its own (`cpipe.solve.child`), which keeps what it prints, its memory and its crashes to itself.
 """
 
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from cpipe.solve.milp.silence import silenced
-
-__all__ = ["Limits", "RawOutcome", "run_solver", "solver_problem"]
+__all__ = ["Limits", "Listener", "RawOutcome", "run_solver", "solver_problem"]
 
 _NEEDED = {"pulp": (3, 3), "highspy": (1, 16)}
-_GRACE_S = 5.0
-_POLL_S = 0.1
+_FEASIBLE = 2  # HiGHS's SolutionStatus
 
 
 class Limits(NamedTuple):
@@ -38,8 +36,7 @@ class RawOutcome(NamedTuple):
     Attributes
     ----------
     status
-        Its model status in snake case (``optimal``, ``time_limit``, ``node_limit``, ...), or ``not_answering``
-        when it went on past its time limit and was left behind.
+        Its model status in snake case (``optimal``, ``time_limit``, ``node_limit``, ``interrupt``, ...).
     values
         Value of each column, or None without an incumbent.
     dual_bound
@@ -57,13 +54,26 @@ class RawOutcome(NamedTuple):
     start_accepted: bool
 
 
+class Listener:
+    """Hears how a run goes; called from the solver, so it should be quick."""
+
+    def incumbent(self, values: list[float], objective: float, bound: float, nodes: int) -> None:
+        """Hear of a better solution: the value of each column, its objective, the bound, the nodes so far."""
+
+    def progress(self, objective: float, bound: float, nodes: int) -> None:
+        """Hear now and then how far it is; inf and -inf where there is no solution and no bound."""
+
+
 def solver_problem() -> str | None:
-    """Return None when PuLP and HiGHS can be used, otherwise one line that says why not and what to install."""
+    """Return None when PuLP and HiGHS are there, otherwise one line that says why not and what to install.
+
+    Neither is imported: that takes longer than many a search.
+    """
     command = "pip install 'pulp>=3.3,<4' 'highspy>=1.16,<2'"
     for name, least in _NEEDED.items():
         try:
             found = _version(name)
-        except ImportError:
+        except (ImportError, ValueError):
             return f"{name} is not installed: {command}"
         if found < least:
             wanted, got = (".".join(map(str, version)) for version in (least, found))
@@ -72,29 +82,10 @@ def solver_problem() -> str | None:
 
 
 def _version(name: str) -> tuple[int, ...]:
-    from importlib import import_module, metadata
-
-    import_module(name)
+    if find_spec(name) is None:
+        raise ModuleNotFoundError(name)
     numbers = re.findall(r"\d+", metadata.version(name))
     return tuple(map(int, numbers[:2]))
-
-
-class _Session:
-    """State that the solver's thread and the caller's share."""
-
-    def __init__(self, deadline: float | None) -> None:
-        self.deadline = deadline
-        self.late = False
-        self.stop = threading.Event()
-        self.done = threading.Event()
-        self.outcome: RawOutcome | None = None
-        self.error: BaseException | None = None
-
-    def interrupt(self, event: Any) -> None:
-        """Answer HiGHS, which asks again and again whether it may go on."""
-        self.late |= self.deadline is not None and time.monotonic() > self.deadline
-        if self.late or self.stop.is_set():
-            event.data_in.user_interrupt = True
 
 
 def run_solver(
@@ -102,7 +93,8 @@ def run_solver(
     columns: Sequence[Any],
     start: Sequence[float] | None,
     limits: Limits,
-    on_incumbent: Callable[[float, float], None] | None = None,
+    listener: Listener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> RawOutcome:
     """Solve a PuLP problem with HiGHS, one thread, fixed seed.
 
@@ -116,83 +108,101 @@ def run_solver(
         A full vector that satisfies every row, or None.
     limits
         What ends the run. Without `time_limit` nothing depends on a clock.
-    on_incumbent
-        Called with objective and dual bound of each improvement, from the solver's thread.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        On Ctrl-C, after the solver has been told to stop.
+    listener
+        Hears of improvements and progress.
+    stopped
+        Asked again and again; True ends the run with what there is.
     """
-    deadline = None if limits.time_limit is None else time.monotonic() + limits.time_limit
-    session = _Session(deadline)
-
-    def work() -> None:
-        try:
-            session.outcome = _solve(lp, columns, start, limits, session, on_incumbent)
-        except BaseException as error:  # handed to the caller's thread, whatever it is
-            session.error = error
-        finally:
-            session.done.set()
-
-    with silenced():
-        try:  # around the start as well: an interrupt may come while it waits for the thread
-            threading.Thread(target=work, name="highs", daemon=True).start()
-            _wait(session, limits.time_limit)
-        except KeyboardInterrupt:
-            session.stop.set()
-            session.done.wait(_GRACE_S)
-            raise
-    if session.error is not None:
-        raise session.error
-    return session.outcome or RawOutcome("not_answering", None, float("-inf"), 0, False)
-
-
-def _wait(session: _Session, time_limit: float | None) -> None:
-    """Wait for the solver, at most twice its time limit; then leave it behind."""
-    latest = None if time_limit is None else time.monotonic() + 2 * time_limit + _GRACE_S
-    while not session.done.wait(_POLL_S):  # short waits let signals in
-        if latest is not None and time.monotonic() > latest:
-            session.stop.set()
-            return
-
-
-def _solve(
-    lp: Any,
-    columns: Sequence[Any],
-    start: Sequence[float] | None,
-    limits: Limits,
-    session: _Session,
-    on_incumbent: Callable[[float, float], None] | None,
-) -> RawOutcome:
     import pulp
 
-    accepted = False
+    session = _Session(columns, limits, listener, stopped)
 
     class Highs(pulp.HiGHS):  # type: ignore[misc]
         """PuLP's HiGHS with what it leaves out."""
 
         def callSolver(self, lp: Any) -> None:
             """Set checked options, start and callbacks, then run."""
-            nonlocal accepted
-            model = lp.solverModel
-            _set_options(model, limits)
-            accepted = start is not None and _set_start(model, columns, start)
-            model.cbMipInterrupt.subscribe(session.interrupt)
-            if on_incumbent is not None:
-                model.cbMipImprovingSolution.subscribe(
-                    lambda event: on_incumbent(event.data_out.objective_function_value, event.data_out.mip_dual_bound)
-                )
-            model.run()
+            session.run(lp.solverModel, start)
 
         def findSolutionValues(self, lp: Any) -> tuple[int, int]:
-            """Fill nothing and claim nothing: `_read` looks at the solver itself."""
+            """Fill nothing and claim nothing: `_Session.read` looks at the solver itself."""
             return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
     Highs(msg=False).actualSolve(lp)
-    outcome = _read(lp.solverModel, columns, accepted)
-    # HiGHS looks at its own time limit less often than it asks whether to go on
-    return outcome._replace(status="time_limit") if outcome.status == "interrupt" and session.late else outcome
+    return session.read(lp.solverModel)
+
+
+class _Session:
+    """One run: what it may spend, who hears of it, and how it is read afterwards."""
+
+    def __init__(
+        self, columns: Sequence[Any], limits: Limits, listener: Listener | None, stopped: Callable[[], bool]
+    ) -> None:
+        self._columns, self._limits, self._listener, self._stopped = columns, limits, listener, stopped
+        self._deadline = None if limits.time_limit is None else time.monotonic() + limits.time_limit
+        self._late = False
+        self._accepted = False
+
+    def run(self, model: Any, start: Sequence[float] | None) -> None:
+        """Run HiGHS on its model."""
+        _set_options(model, self._limits)
+        self._accepted = start is not None and _set_start(model, self._columns, start)
+        model.cbMipInterrupt.subscribe(self.interrupt)
+        if self._listener is not None:
+            model.cbMipImprovingSolution.subscribe(self._improved)
+            model.cbMipLogging.subscribe(self._logged)
+        model.run()
+
+    def interrupt(self, event: Any) -> None:
+        """Answer HiGHS, which asks again and again whether it may go on."""
+        # it looks at its own time limit less often than it asks
+        self._late |= self._deadline is not None and time.monotonic() > self._deadline
+        if self._late or self._stopped():
+            event.data_in.user_interrupt = True
+
+    def _improved(self, event: Any) -> None:
+        assert self._listener is not None
+        data = event.data_out
+        found = list(data.mip_solution)
+        self._listener.incumbent(
+            _in_order(self._columns, found), data.objective_function_value, data.mip_dual_bound, _nodes(data)
+        )
+
+    def _logged(self, event: Any) -> None:
+        assert self._listener is not None
+        data = event.data_out
+        self._listener.progress(data.mip_primal_bound, data.mip_dual_bound, _nodes(data))
+
+    def read(self, model: Any) -> RawOutcome:
+        """Return what HiGHS knows after a run."""
+        info = model.getInfo()
+        values = None
+        if info.primal_solution_status == _FEASIBLE:
+            values = _in_order(self._columns, list(model.getSolution().col_value))
+        status = _status_name(model.getModelStatus().name)
+        integer = any(column.cat == "Integer" for column in self._columns)
+        # without integers it is a linear program, which has no bound of its own but the optimum
+        bound = float("-inf")
+        if integer:
+            bound = info.mip_dual_bound
+        elif status == "optimal":
+            bound = info.objective_function_value
+        return RawOutcome(
+            status="time_limit" if status == "interrupt" and self._late else status,
+            values=values,
+            dual_bound=float(bound),
+            nodes=_nodes(info),
+            start_accepted=self._accepted and values is not None,
+        )
+
+
+def _nodes(data: Any) -> int:
+    return max(0, int(data.mip_node_count))
+
+
+def _in_order(columns: Sequence[Any], found: Sequence[float]) -> list[float]:
+    """Return HiGHS's values in the order of `columns`; one in no row and not in the objective has none."""
+    return [found[column.index] if hasattr(column, "index") else 0.0 for column in columns]
 
 
 def _set_options(model: Any, limits: Limits) -> None:
@@ -220,31 +230,12 @@ def _set_start(model: Any, columns: Sequence[Any], start: Sequence[float]) -> bo
 
     values = [0.0] * model.getNumCol()
     for column, value in zip(columns, start, strict=True):
-        index = getattr(column, "index", None)  # a variable in no row and not in the objective has none
+        index = getattr(column, "index", None)
         if index is not None:
             values[index] = value
     solution = highspy.HighsSolution()
     solution.col_value = values
     return bool(model.setSolution(solution) == highspy.HighsStatus.kOk)
-
-
-def _read(model: Any, columns: Sequence[Any], accepted: bool) -> RawOutcome:
-    info = model.getInfo()
-    values = None
-    if info.primal_solution_status == 2:  # feasible
-        found = list(model.getSolution().col_value)
-        values = [found[column.index] if hasattr(column, "index") else 0.0 for column in columns]
-    status = _status_name(model.getModelStatus().name)
-    integer = any(column.cat == "Integer" for column in columns)
-    # without integers it is a linear program, which has no bound of its own but the optimum
-    bound = info.mip_dual_bound if integer else info.objective_function_value if status == "optimal" else float("-inf")
-    return RawOutcome(
-        status=status,
-        values=values,
-        dual_bound=float(bound),
-        nodes=max(0, int(info.mip_node_count)),
-        start_accepted=accepted and values is not None,
-    )
 
 
 def _status_name(name: str) -> str:

@@ -1,7 +1,7 @@
 """The disjunctive model: start times, one binary per open pair, one per backward that may be merged.
 
 Each constraint family is one short method that states its inequality. Notation: t start, d duration, x_ab = 1 when a
-precedes b, z = 1 when D and W run as one op B, C the makespan. Orders that `Precedence` has settled are constants.
+precedes b, z = 1 when D and W run as one op B, C the objective. Orders that `Precedence` has settled are constants.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cpipe.ir import Objective
 from cpipe.sim.memory import memory_rooms
 from cpipe.solve.milp.memory import loads, slots_of
 from cpipe.solve.milp.network import Network
 from cpipe.solve.milp.precedence import Precedence, bits
+from cpipe.solve.milp.windows import first_starts, openers
 
 __all__ = ["FAMILIES", "HORIZON", "Affine", "Model"]
 
@@ -36,13 +38,15 @@ class Model:
     network, precedence
         What must run and what is settled about its order.
     lower_bound
-        Proven lower bound on the makespan [units]; a constraint.
+        Proven lower bound on the objective [units]; a constraint.
     families
         Names of the constraint families to state; all by default (tests leave one out to see that it matters).
+    objective
+        What to minimise. The span of a device whose first start depends on the order is relaxed: it may start later.
 
     Attributes
     ----------
-    lower_bound
+    lower_bound, objective
         As given.
     lp
         The `pulp.LpProblem`.
@@ -56,8 +60,10 @@ class Model:
         Pair of tasks, lower first -> column that is 1 when the lower precedes.
     merge
         D task -> column that is 1 when B runs.
-    makespan
+    goal
         Column of C.
+    opening
+        Device -> column of its first start, where the span is minimised and several tasks may be the first.
     scale
         Units per unit of model time: 1 unless the horizon is longer than `HORIZON`.
     """
@@ -68,20 +74,21 @@ class Model:
         precedence: Precedence,
         lower_bound: int,
         families: tuple[str, ...] | None = None,
+        objective: Objective = "makespan",
     ) -> None:
         import pulp
 
         self.network = network
         self.precedence = precedence
         self.lower_bound = lower_bound
+        self.objective = objective
         self.scale: float = max(1.0, precedence.upper_bound / HORIZON)
         self.lp: Any = pulp.LpProblem("cpipe", pulp.LpMinimize)
         self.columns: list[Any] = []
         self.rows: list[tuple[dict[int, float], float]] = []
         self._pulp = pulp
-        windows = zip(precedence.head, map(precedence.latest_start, range(len(network.tasks))), strict=True)
-        self.start = [self._column(self._time(low), self._time(high)) for low, high in windows]
-        self.makespan = self._column(self._time(lower_bound), self._time(precedence.upper_bound))
+        self.start = [self._column(self._time(low), self._time(high)) for low, high in self._windows()]
+        self.goal = self._column(self._time(lower_bound), self._time(precedence.upper_bound))
         self.merge = {task: self._column(0, 1, integer=True) for task in network.merges}
         self.order: dict[tuple[int, int], int] = {}
         self._open = precedence.open_pairs()
@@ -89,7 +96,8 @@ class Model:
             first, second = sorted(precedence.canonical(*pair))
             if (first, second) not in self.order:
                 self.order[first, second] = self._column(0, 1, integer=True)
-        self.lp.setObjective(pulp.LpAffineExpression({self.columns[self.makespan]: 1.0}))
+        self.opening = {device: self._column(0, self._time(precedence.upper_bound)) for device in self._undecided()}
+        self.lp.setObjective(pulp.LpAffineExpression({self.columns[self.goal]: 1.0}))
         for name, family in FAMILIES.items():
             if families is None or name in families:
                 family(self)
@@ -137,6 +145,22 @@ class Model:
             if merge is not None:
                 return Affine(self._time(merge.weight_grad), -self._time(merge.weight_grad), self.merge[backward])
         return Affine(self._time(length))
+
+    def _windows(self) -> list[tuple[int, int]]:
+        """Return earliest and latest start of each task; to minimise spans, what opens a device starts when it can."""
+        tasks = range(len(self.network.tasks))
+        windows = [(self.precedence.head[task], self.precedence.latest_start(task)) for task in tasks]
+        if self.objective == "span":
+            for device, start in enumerate(first_starts(self.network)):
+                if start is not None:
+                    windows[openers(self.network, device)[0]] = (start, start)
+        return windows
+
+    def _undecided(self) -> list[int]:
+        """Return the devices on which several tasks may be the first, if that matters."""
+        if self.objective == "makespan":
+            return []
+        return [index for index in range(self.network.problem.num_devices) if len(openers(self.network, index)) > 1]
 
     def _time(self, units: float) -> float:
         return units / self.scale
@@ -254,10 +278,31 @@ class Model:
         return [other for other in self.network.compute.values() if self.network.device(other) == device]
 
     def _completion(self) -> None:
-        """The makespan is the last end: C >= t_a + d_a for every task that nothing follows."""
+        """C is the last end, C >= t_a + d_a for every task that nothing follows; or each device's time, see `_span`."""
+        if self.objective == "span":
+            for device in range(self.network.problem.num_devices):
+                self._span(device)
+            return
         for task, after in enumerate(self.precedence.after):
             if not after:
-                self._row([(1, self.start[task]), (1, self.duration(task)), (-1, self.makespan)], 0.0)
+                self._row([(1, self.start[task]), (1, self.duration(task)), (-1, self.goal)], 0.0)
+
+    def _span(self, device: int) -> None:
+        """From its first start to its last end: C >= t_a + d_a - s and s <= t_b, b all that may be first."""
+        first = openers(self.network, device)
+        opening = self.opening.get(device, self.start[first[0]] if first else 0)
+        if device in self.opening:
+            for task in first:
+                self._row([(1, opening), (-1, self.start[task])], 0.0)
+        tasks = [
+            task
+            for task, (kind, *_) in enumerate(self.network.tasks)
+            if kind != "message" and self.network.device(task) == device
+        ]
+        mask = sum(1 << task for task in tasks)
+        for task in tasks:
+            if not self.precedence.after[task] & mask:
+                self._row([(1, self.start[task]), (1, self.duration(task)), (-1, opening), (-1, self.goal)], 0.0)
 
 
 FAMILIES: dict[str, Callable[[Model], None]] = {

@@ -8,8 +8,9 @@ from cpipe.ir import OpKind, Schedule, Timeline, decode_op
 from cpipe.ir.ops import KINDS
 from cpipe.solve.milp.model import Model
 from cpipe.solve.milp.network import Network, op_id
+from cpipe.solve.milp.windows import openers
 
-__all__ = ["extract_schedule", "start_vector"]
+__all__ = ["extract_schedule", "replayed", "start_vector"]
 
 
 def start_vector(model: Model, schedule: Schedule, timeline: Timeline) -> list[float]:
@@ -25,12 +26,14 @@ def start_vector(model: Model, schedule: Schedule, timeline: Timeline) -> list[f
         Its replay.
     """
     network = model.network
-    starts, position, merged = _replayed(network, schedule, timeline)
+    starts, position, merged = replayed(network, schedule, timeline)
     unit = network.unit_ns * model.scale
     values = [0.0] * len(model.columns)
     for task, column in enumerate(model.start):
         values[column] = starts[task] / unit
-    values[model.makespan] = timeline.makespan_ns / unit
+    values[model.goal] = (timeline.makespan_ns if model.objective == "makespan" else timeline.span_ns) / unit
+    for device, column in model.opening.items():
+        values[column] = min(values[model.start[task]] for task in openers(network, device))
     for task, column in model.merge.items():
         values[column] = float(task in merged)
     for (first, second), column in model.order.items():
@@ -43,7 +46,7 @@ def start_vector(model: Model, schedule: Schedule, timeline: Timeline) -> list[f
     return values
 
 
-def _replayed(network: Network, schedule: Schedule, timeline: Timeline) -> tuple[list[int], list[int], frozenset[int]]:
+def replayed(network: Network, schedule: Schedule, timeline: Timeline) -> tuple[list[int], list[int], frozenset[int]]:
     """Return each task's start [ns] and place (in its device's order, or its producer's), and the merged D tasks."""
     n = network.problem.microbatches
     starts = [0] * len(network.tasks)

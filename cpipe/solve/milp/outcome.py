@@ -17,10 +17,11 @@ class MilpOutcome(Frozen, frozen=True):
     schedule
         The best order found, the warm start included; None when there is none within memory.
     dual_bound_ns
-        No schedule is shorter [ns]; at least the bound that was given.
+        No schedule has a smaller objective [ns]; at least the bound that was given.
     solver_status
         HiGHS's own model status (``optimal``, ``time_limit``, ``node_limit``, ``interrupt``, ...), or ``not_run``
-        (the start meets the bound), ``too_large`` (not built), ``not_answering`` (left behind by the watchdog).
+        (the start meets the bound), ``too_large`` (not built), or how its process ended without an answer
+        (`cpipe.solve.child.Ended.how`).
     nodes
         Branch and bound nodes.
     binaries

@@ -41,6 +41,8 @@ class Precedence:
         Only schedules whose makespan is at most this are kept [units].
     use_memory
         Whether memory may imply precedences.
+    floors
+        Per task a least tail known otherwise [units], or None.
 
     Attributes
     ----------
@@ -50,10 +52,13 @@ class Precedence:
         Per task: earliest start, and least time from its shortest end to the makespan [units].
     """
 
-    def __init__(self, network: Network, upper_bound: int, *, use_memory: bool = True) -> None:
+    def __init__(
+        self, network: Network, upper_bound: int, *, use_memory: bool = True, floors: Sequence[int] | None = None
+    ) -> None:
         self.network = network
         self.upper_bound = upper_bound
         size = len(network.tasks)
+        self._floors = floors or [0] * size
         self.before = [0] * size
         self.after = [0] * size
         self.head = [0] * size
@@ -222,9 +227,8 @@ class Precedence:
                 head = max(head, done)
             self.head[task] = head
         for task in reversed(order):
-            tail = max(
-                (delay + tasks[other].duration + self.tail[other] for other, delay in self._out[task]), default=0
-            )
+            ways = (delay + tasks[other].duration + self.tail[other] for other, delay in self._out[task])
+            tail = max(self._floors[task], *ways, 0)
             for resource in self._resources_of[task]:
                 left = 0
                 for other in sorted(bits(self.after[task] & resource), key=self.tail.__getitem__):
