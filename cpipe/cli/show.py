@@ -1,64 +1,266 @@
-"""``cpipe show``: a plan as people read it."""
+"""``cpipe show``: a plan, or two, as people read it: in the terminal, as pictures, as a page and as a trace."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from cpipe.cli.options import check_ranges
 from cpipe.cli.printer import Printer
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpipe.cli.files import OutputFile
+    from cpipe.errors import Diagnostic
+    from cpipe.ir import Plan, Problem
+    from cpipe.profile import Profile
+    from cpipe.report.time_axis import TimeWindow
+    from cpipe.report.view import PlanView
+
 __all__ = ["show"]
+
+
+class _Part(NamedTuple):
+    """What of the plans is shown: the numbers of ranks (None: all), a part of time."""
+
+    ranks: tuple[int, ...] | None
+    window: TimeWindow
 
 
 def show(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan; - reads standard input.")],
+    other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A second plan, to compare.")] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Replay on this profile: adds messages, memory and links. Give it twice for two plans of two jobs.",
+        ),
+    ] = None,
+    ranks: Annotated[str | None, typer.Option(metavar="LIST", help="Show these ranks alone, as in 0-3,5.")] = None,
+    first_ms: Annotated[float | None, typer.Option("--from", metavar="MS", help="Show from this time on.")] = None,
+    last_ms: Annotated[float | None, typer.Option("--to", metavar="MS", help="Show up to this time.")] = None,
     width: Annotated[
         int | None, typer.Option(metavar="COLUMNS", help="Width of the chart [the terminal's, else 100].")
     ] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
-    profile: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="Add static memory and capacity from this profile.")
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write a picture as SVG.")] = None,
+    png: Annotated[str | None, typer.Option(metavar="FILE", help="Write a picture as PNG (needs cpipe[png]).")] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one page to look around in, for a browser.")
     ] = None,
+    trace: Annotated[str | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
 ) -> None:
     """Draw a plan as a Gantt chart, with a table of its devices.
 
-    Times and peaks are the plan's own claims; nothing is checked.
+    Times and peaks are the plan's own claims; with --profile, those of its replay. Pictures, page and trace are
+    written instead of the chart.
     """
+    plans = [plan] if other is None else [plan, other]
+    profiles = profile or []
+    part = _checked_part(plans, profiles, ranks, (first_ms, last_ms), width)
+    outputs = _outputs({"--svg": svg, "--png": png, "--html": html, "--trace": trace}, [*plans, *profiles], as_json)
+
+    from cpipe.plan import load_plan
+    from cpipe.profile import load_profile
+    from cpipe.report.shown import show_report
+    from cpipe.report.shown_plan import shown
+
+    printer = Printer()
+    views, warnings = [], []
+    loaded = [load_plan(file) for file in plans]
+    jobs = [(file, load_profile(file)) for file in profiles]  # each read once: it may be standard input
+    for number, file in enumerate(plans):
+        job = jobs[number if len(jobs) > 1 else 0] if jobs else None
+        view, found = _view(loaded[number], file, job, part)
+        views.append(view)
+        warnings += found
+    printer.warnings(warnings)
+    for option, output in outputs.items():
+        data = _picture(option, views, plans, part)
+        if output is None:
+            printer.artefact(data)
+        else:
+            output.write(data)
+    if as_json:
+        found_plans = [shown(view, file, part.window) for view, file in zip(views, plans, strict=True)]
+        printer.document(show_report(found_plans, warnings, ranks=part.ranks, window=part.window))
+    elif not outputs:
+        charts = (_chart(view, part, width, ascii_only) for view in views)
+        printer.answer("\n\n\n".join(charts))
+
+
+def _checked_part(
+    plans: Sequence[str],
+    profiles: Sequence[str],
+    ranks: str | None,
+    times: tuple[float | None, float | None],
+    width: int | None,
+) -> _Part:
+    """Check the options; return what of the plans to show."""
     from cpipe.cli.files import read_once
-    from cpipe.report.terminal import MAX_WIDTH, can_encode, line_width, use_colour
+    from cpipe.errors import UsageError
+    from cpipe.report.terminal import MAX_WIDTH
+    from cpipe.report.time_axis import TimeWindow
+    from cpipe.units import ms_to_ns
 
-    read_once(plan, profile)
+    if len(profiles) > len(plans):
+        raise UsageError(f"{len(profiles)} profiles for {len(plans)} plans", code="too-many-profiles")
+    read_once(*plans, *profiles)
+    first, last = times
+    checks: list[tuple[str, float, bool, str]] = []
     if width is not None:
-        fits = 1 <= width <= MAX_WIDTH
-        check_ranges([("--width", width, fits, f"a number in [1, {MAX_WIDTH}]")])
+        checks.append(("--width", width, 1 <= width <= MAX_WIDTH, f"a number in [1, {MAX_WIDTH}]"))
+    if first is not None:
+        checks.append(("--from", first, 0 <= first < float("inf"), "milliseconds >= 0"))
+    if last is not None:
+        after = max(0.0, first or 0.0)
+        checks.append(("--to", last, after < last < float("inf"), f"milliseconds > {after:g}"))
+    check_ranges(checks)
+    return _Part(
+        None if ranks is None else _rank_list(ranks),
+        TimeWindow(None if first is None else ms_to_ns(first), None if last is None else ms_to_ns(last)),
+    )
 
-    from cpipe.errors import Diagnostic
-    from cpipe.plan import load_plan, plan_digest
-    from cpipe.report.figures import plan_figures
+
+def _rank_list(text: str) -> tuple[int, ...]:
+    """Return the ranks that a list such as ``0-3,5`` names."""
+    from cpipe.errors import UsageError
+
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = first, last if dash else first
+        if not all(end.isascii() and end.isdigit() and len(end) < 7 for end in ends) or int(ends[0]) > int(ends[1]):
+            message = f"--ranks: expected numbers and ranges such as 0-3,5, got {text!r}"
+            raise UsageError(message, code="rank-list")
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(found))
+
+
+def _outputs(files: dict[str, str | None], inputs: Sequence[str], as_json: bool) -> dict[str, OutputFile | None]:
+    """Return what is to be written, by option, all checked before the work starts; None is standard output."""
+    from cpipe.cli.files import OutputFile, is_standard_output
+    from cpipe.errors import UsageError
+
+    wanted = {option: file for option, file in files.items() if file is not None}
+    to_stdout = [option for option, file in wanted.items() if is_standard_output(file)] + ["--json"] * as_json
+    if len(to_stdout) > 1:
+        raise UsageError(f"{' and '.join(to_stdout[:2])} both want standard output", code="stdout-twice")
+    named = [os.path.realpath(file) for file in wanted.values() if not is_standard_output(file)]
+    if twice := next((file for file in wanted.values() if named.count(os.path.realpath(file)) > 1), None):
+        raise UsageError(f"two pictures would be written to {twice}", code="output-twice")
+    if "--png" in wanted:
+        from cpipe.report.png import check_png_library
+
+        check_png_library()
+    return {
+        option: None if is_standard_output(file) else OutputFile(file, inputs, option)
+        for option, file in wanted.items()
+    }
+
+
+def _view(plan: Plan, file: str, job: tuple[str, Profile] | None, part: _Part) -> tuple[PlanView, list[Diagnostic]]:
+    """Return what is shown of a plan, and what there is to warn of; `job` is a profile and the name of its file."""
+    from cpipe.errors import Diagnostic, UsageError
+    from cpipe.plan import plan_digest
+    from cpipe.report.build_view import plan_view
+
+    warnings: list[Diagnostic] = []
+    here = {program.rank for program in plan.ranks}
+    if part.ranks is not None and not here.intersection(part.ranks):
+        known = f"ranks {min(here)} to {max(here)}" if here else "no ranks"
+        raise UsageError(f"--ranks: {file} has {known}", code="no-such-rank")
+    problem = None if job is None else _problem(plan, *job)
+    view = None
+    if problem is not None:
+        view, refusal = _replayed(plan, problem, file)
+        warnings += refusal
+    view = view or plan_view(plan, problem)
+    if part.ranks is not None:
+        view = view.only_ranks(part.ranks)
+    if plan_digest(plan) != plan.digest:
+        message = "the digest is not that of the content: the plan was changed by hand and may not be valid"
+        warnings.append(Diagnostic(code="plan-digest", file=file, message=message, severity="warning"))
+    return view, warnings
+
+
+def _problem(plan: Plan, file: str, profile: Profile) -> Problem:
+    from cpipe.cli.blame import faults_of
+    from cpipe.compiler import problem_for_plan
+
+    with faults_of(file):
+        return problem_for_plan(plan, profile)
+
+
+def _replayed(plan: Plan, problem: Problem, file: str) -> tuple[PlanView | None, list[Diagnostic]]:
+    """Return the view of the plan's replay on `problem`, or None and a warning why it cannot be replayed."""
+    from cpipe.compiler import simulate_plan
+    from cpipe.errors import Diagnostic, PlanError
+    from cpipe.ir import InvariantError
+    from cpipe.plan import lift, posting_gates, problem_digest
+    from cpipe.report.build_view import plan_view
+    from cpipe.report.figures import replay_figures
+    from cpipe.sim import DeadlockError, Runs, critical_path, memory_peaks
+
+    try:
+        schedule, _ = lift(plan)
+        schedule.verify(problem)
+        timeline = simulate_plan(plan, problem)
+    except (InvariantError, DeadlockError, PlanError) as error:
+        reason = error.diagnostics[0].message if isinstance(error, PlanError) else str(error)
+        message = f"the plan cannot be replayed, its own times are shown: {reason}"
+        return None, [Diagnostic(code="not-replayed", file=file, message=message, severity="warning")]
+    peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
+    figures = list(replay_figures(plan, problem, schedule, timeline, peaks))
+    same_job = problem_digest(problem) == plan.problem.digest
+    path = critical_path(Runs(problem, schedule, timeline, posting_gates(plan)))
+    figures = [figures[program.rank] for program in plan.ranks]  # of devices; the file may list ranks in any order
+    return plan_view(plan, problem, timeline, figures, same_job=same_job, path=path), []
+
+
+def _picture(option: str, views: Sequence[PlanView], files: Sequence[str], part: _Part) -> bytes:
+    """Return the bytes of the file that `option` asks for."""
+    titles = [view.plan.problem.name or file for view, file in zip(views, files, strict=True)]
+    if option == "--trace":
+        from cpipe.report.trace import encode_trace
+
+        return encode_trace(views, titles)
+    if option == "--html":
+        from cpipe.report.html import render_html
+
+        return render_html(views, files, part.window)
+    from cpipe.report.drawing import draw_plans
+
+    drawing = draw_plans(views, titles, part.window)
+    if option == "--svg":
+        from cpipe.report.svg import render_svg
+
+        return render_svg(drawing)
+    from cpipe.report.png import render_png
+
+    return render_png(drawing)
+
+
+def _chart(view: PlanView, part: _Part, width: int | None, ascii_only: bool) -> str:
+    """Return what is shown of one plan in the terminal."""
     from cpipe.report.gantt import GANTT_CHARACTERS, render_gantt
-    from cpipe.report.summary import device_table, load_line, plan_line
+    from cpipe.report.summary import device_table, load_line, plan_line, verdict
+    from cpipe.report.terminal import can_encode, line_width, use_colour
 
-    loaded = load_plan(plan)
-    problem = None
-    if profile is not None:
-        from cpipe.cli.blame import faults_of
-        from cpipe.compiler import problem_for_plan
-        from cpipe.profile import load_profile
-
-        with faults_of(profile):
-            problem = problem_for_plan(loaded, load_profile(profile))
     chart = render_gantt(
-        loaded,
+        view.shown_plan(),
         width=width or line_width(sys.stdout),
         ascii_only=ascii_only or not can_encode(sys.stdout, GANTT_CHARACTERS),
         colour=use_colour(sys.stdout),
+        window=part.window,
     )
-    figures = plan_figures(loaded, problem)
-    printer = Printer()
-    if plan_digest(loaded) != loaded.digest:
-        message = "the digest is not that of the content: the plan was changed by hand and may not be valid"
-        printer.warnings([Diagnostic(code="plan-digest", file=plan, message=message, severity="warning")])
-    printer.answer("\n".join([plan_line(loaded, "\n"), "", chart, "", device_table(figures), "", load_line(figures)]))
+    first = verdict(view) if view.bound_ns is None else plan_line(view.plan, "\n")
+    figures = view.shown_figures
+    parts = [first, "", chart, "", device_table(figures), "", load_line(view.figures)]
+    return "\n".join(parts)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from cpipe.errors import Diagnostic
-from cpipe.ir import Plan, SolveResult, Timeline
+from cpipe.ir import Objective, Plan, SolveResult, Timeline
 from cpipe.ir.base import Frozen
 from cpipe.report.figures import DeviceFigures
 from cpipe.units import ns_to_ms
+
+if TYPE_CHECKING:
+    from cpipe.report.explained import ExplainReport
+    from cpipe.report.shown import ShowReport
 
 __all__ = [
     "DeviceReport",
@@ -28,6 +32,8 @@ __all__ = [
     "SimulateReport",
     "SolveReport",
     "ValidateReport",
+    "device_report",
+    "diagnostic_reports",
     "encode_report",
     "failure_report",
     "report_schema",
@@ -91,10 +97,14 @@ class SolveReport(Frozen, frozen=True, kw_only=True):
         What was asked for.
     found_by
         The generator or solver whose order it is.
-    makespan_ms, lower_bound_ms
-        Of the plan, and what no plan can beat [ms].
+    objective
+        What was minimised: ``makespan`` or ``span``.
+    makespan_ms, span_ms
+        Of the plan: its last completion, and the longest time from a device's first start to its last end [ms].
+    lower_bound_ms
+        What no plan can beat [ms], of the objective.
     gap
-        (makespan - lower bound) / makespan, in [0, 1].
+        (objective - lower bound) / objective, in [0, 1].
     proved_by
         What proved the bound.
     placement
@@ -111,7 +121,9 @@ class SolveReport(Frozen, frozen=True, kw_only=True):
     status: Literal["optimal", "feasible", "infeasible", "no_solution", "error"]
     method: str | None = None
     found_by: str | None = None
+    objective: Objective | None = None
     makespan_ms: float | None = None
+    span_ms: float | None = None
     lower_bound_ms: float | None = None
     gap: float | None = None
     proved_by: str | None = None
@@ -242,7 +254,9 @@ class ErrorReport(Frozen, frozen=True, kw_only=True):
     diagnostics: tuple[DiagnosticReport, ...] = ()
 
 
-Report = SolveReport | ValidateReport | SimulateReport | RunReport | ErrorReport
+Report: TypeAlias = (
+    "SolveReport | ValidateReport | SimulateReport | ShowReport | ExplainReport | RunReport | ErrorReport"
+)
 
 
 def solve_report(
@@ -253,13 +267,15 @@ def solve_report(
         status=result.status,
         method=result.method,
         found_by=result.found_by,
+        objective=result.objective,
         makespan_ms=ns_to_ms(result.makespan_ns),
+        span_ms=ns_to_ms(result.timeline.span_ns),
         lower_bound_ms=ns_to_ms(result.bound.value_ns),
         gap=result.gap,
         proved_by=result.bound.proved_by,
         placement=plan.problem.placement,
-        devices=tuple(map(_device_report, figures)),
-        diagnostics=_diagnostics(warnings),
+        devices=tuple(map(device_report, figures)),
+        diagnostics=diagnostic_reports(warnings),
     )
 
 
@@ -273,7 +289,7 @@ def validate_report(
         transport=transport,
         profile_checked=profile_checked,
         bound_checked=bound_checked,
-        diagnostics=_diagnostics(diagnostics),
+        diagnostics=diagnostic_reports(diagnostics),
     )
 
 
@@ -286,14 +302,14 @@ def simulate_report(
     """Return the report of a replay; `timeline` is None when the plan cannot run to its end."""
     if timeline is None:
         claimed = ns_to_ms(plan.claims.makespan_ns)
-        return SimulateReport(status="invalid", claimed_ms=claimed, diagnostics=_diagnostics(diagnostics))
+        return SimulateReport(status="invalid", claimed_ms=claimed, diagnostics=diagnostic_reports(diagnostics))
     return SimulateReport(
         status="done",
         makespan_ms=ns_to_ms(timeline.makespan_ns),
         claimed_ms=ns_to_ms(plan.claims.makespan_ns),
         difference_ms=ns_to_ms(timeline.makespan_ns - plan.claims.makespan_ns),
-        devices=tuple(map(_device_report, figures)),
-        diagnostics=_diagnostics(diagnostics),
+        devices=tuple(map(device_report, figures)),
+        diagnostics=diagnostic_reports(diagnostics),
     )
 
 
@@ -301,7 +317,7 @@ def run_report(
     result: Mapping[str, Any] | None, status: Literal["done", "mismatch", "invalid"], diagnostics: Sequence[Diagnostic]
 ) -> RunReport:
     """Return the report of a run; `result` as `cpipe.runtime.worker.run_plan` returns it, None of a plan not run."""
-    found = _diagnostics(diagnostics)
+    found = diagnostic_reports(diagnostics)
     if result is None:
         return RunReport(status=status, diagnostics=found)
     gradients = result["gradients"]
@@ -336,7 +352,7 @@ def failure_report(
     hint
         What to do about them; goes to the last fault, unless one has it already.
     """
-    found = _diagnostics(diagnostics)
+    found = diagnostic_reports(diagnostics)
     if found and hint is not None and all(fault.hint != hint for fault in found):
         found = (*found[:-1], msgspec.structs.replace(found[-1], hint=hint))
     if command == "solve":
@@ -350,6 +366,14 @@ def failure_report(
         return ValidateReport(status="error", diagnostics=found)
     if command == "simulate":
         return SimulateReport(status="error", diagnostics=found)
+    if command == "show":
+        from cpipe.report.shown import ShowReport  # it builds on this module
+
+        return ShowReport(status="error", diagnostics=found)
+    if command == "explain":
+        from cpipe.report.explained import ExplainReport
+
+        return ExplainReport(status="error", diagnostics=found)
     if command == "run":
         return RunReport(status="error", diagnostics=found)
     return ErrorReport(command=command, diagnostics=found)
@@ -376,7 +400,10 @@ def _writable(value: Any) -> Any:
 
 def report_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) that every report meets."""
-    kinds = (SolveReport, ValidateReport, SimulateReport, RunReport, ErrorReport)
+    from cpipe.report.explained import ExplainReport  # these build on this module
+    from cpipe.report.shown import ShowReport  # it builds on this module
+
+    kinds = (SolveReport, ValidateReport, SimulateReport, ShowReport, ExplainReport, RunReport, ErrorReport)
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
         definition["required"] = list(definition["properties"])  # defaults are written out too
@@ -388,7 +415,8 @@ def report_schema() -> dict[str, Any]:
     }
 
 
-def _device_report(figures: DeviceFigures) -> DeviceReport:
+def device_report(figures: DeviceFigures) -> DeviceReport:
+    """Return the report of one device."""
     return DeviceReport(
         id=figures.name,
         busy_ms=ns_to_ms(figures.busy_ns),
@@ -399,7 +427,8 @@ def _device_report(figures: DeviceFigures) -> DeviceReport:
     )
 
 
-def _diagnostics(diagnostics: Sequence[Diagnostic]) -> tuple[DiagnosticReport, ...]:
+def diagnostic_reports(diagnostics: Sequence[Diagnostic]) -> tuple[DiagnosticReport, ...]:
+    """Return the diagnostics as a report has them."""
     return tuple(
         DiagnosticReport(**{name: getattr(found, name) for name in DiagnosticReport.__struct_fields__})
         for found in diagnostics

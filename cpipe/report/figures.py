@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from cpipe.ir import OpKind, Plan, Problem, Schedule, Timeline, decode_op
 from cpipe.ir.base import Frozen
 
-__all__ = ["COMPUTE", "DeviceFigures", "plan_figures", "replay_figures"]
+__all__ = ["COMPUTE", "DeviceFigures", "plan_figures", "receive_buffers", "replay_figures"]
 
-COMPUTE = frozenset({"F", "D", "W", "B"})
+COMPUTE = frozenset({"F", "D", "W", "B", "FB"})
 
 
 class DeviceFigures(Frozen, frozen=True, kw_only=True):
@@ -104,10 +104,10 @@ def replay_figures(
         DeviceFigures(
             name=problem.devices[device].name,
             stages=problem.stages_of(device),
-            busy_ns=sum(timeline.ends[device]) - sum(timeline.starts[device]),
+            busy_ns=_busy_ns(schedule, timeline, device),
             makespan_ns=timeline.makespan_ns,
             in_flight=_in_flight(names[decode_op(op, problem.microbatches).kind] for op in order),
-            peak_bytes=resident[device] + _receive_buffers(plan, problem, device),
+            peak_bytes=resident[device] + receive_buffers(plan, problem, device),
             static_bytes=_static_bytes(problem, device),
             capacity_bytes=problem.devices[device].capacity_bytes,
         )
@@ -118,19 +118,26 @@ def replay_figures(
 def _in_flight(kinds: Iterable[str]) -> int:
     level = most = 0
     for kind in kinds:
-        if kind == "F":
+        if kind in ("F", "FB"):  # of an FB the forward starts before the backward has ended
             level += 1
             most = max(most, level)
-        elif kind in ("D", "B"):
+        if kind in ("D", "B", "FB"):
             level -= 1
     return most
+
+
+def _busy_ns(schedule: Schedule, timeline: Timeline, device: int) -> int:
+    """Return the time [ns] that a device computes; a fused pair counts once."""
+    fused = {second for _, second in schedule.pairs}
+    times = zip(schedule.orders[device], timeline.starts[device], timeline.ends[device], strict=True)
+    return sum(end - start for op, start, end in times if op not in fused)
 
 
 def _static_bytes(problem: Problem, device: int) -> int:
     return sum(problem.stages[stage].static_bytes for stage in problem.stages_of(device))
 
 
-def _receive_buffers(plan: Plan, problem: Problem, device: int) -> int:
+def receive_buffers(plan: Plan, problem: Problem, device: int) -> int:
     """Sum over the device's incoming channels: window times the largest message it carries on `problem`."""
     largest = problem.largest_messages()
     return sum(

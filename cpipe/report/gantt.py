@@ -13,29 +13,21 @@ from typing import NamedTuple
 
 from cpipe.ir import Plan
 from cpipe.report.lanes import Bar, Lane, plan_lanes
+from cpipe.report.palette import KINDS
 from cpipe.report.tables import format_ms
 from cpipe.report.terminal import display_width, printable
+from cpipe.report.time_axis import TimeWindow, tick_step
 
 __all__ = ["GANTT_CHARACTERS", "render_gantt"]
 
 _MIN_COLUMNS = 20
 _TICK_COLUMNS = 10
-_NAMES = {
-    "F": "forward",
-    "D": "input gradient",
-    "W": "weight gradient",
-    "B": "full backward",
-    "G": "all-gather",
-    "R": "reduce-scatter",
-    "A": "all-reduce",
-}
-_FILL = {"F": "─", "D": "═", "W": "┄", "B": "━", "G": "▸", "R": "◂", "A": "◆"}
-_ASCII_FILL = {"F": "-", "D": "=", "W": "~", "B": "#", "G": ">", "R": "<", "A": "*"}
+_FILL = {kind: row.stroke for kind, row in KINDS.items()}
+_ASCII_FILL = {kind: row.ascii_stroke for kind, row in KINDS.items()}
 _IDLE, _ASCII_IDLE = "·", "."
 _TICK, _ASCII_TICK = "┬", "+"
 GANTT_CHARACTERS = "".join(_FILL.values()) + _IDLE + _TICK
 """What the chart draws with when `ascii_only` is off."""
-_COLOURS = {"F": "97;44", "D": "30;43", "W": "30;42", "B": "97;45", "G": "30;46", "R": "30;46", "A": "30;46"}
 _DIM = "2"
 
 
@@ -46,7 +38,9 @@ class _Cell(NamedTuple):
     kind: str
 
 
-def render_gantt(plan: Plan, *, width: int, ascii_only: bool = False, colour: bool = False) -> str:
+def render_gantt(
+    plan: Plan, *, width: int, ascii_only: bool = False, colour: bool = False, window: TimeWindow | None = None
+) -> str:
     """Return the chart of the times a plan states, without a trailing newline.
 
     Parameters
@@ -59,22 +53,35 @@ def render_gantt(plan: Plan, *, width: int, ascii_only: bool = False, colour: bo
         Draw with ASCII alone.
     colour
         Add colour (SGR escapes).
+    window
+        Draw this part of time alone.
     """
     lanes = plan_lanes(plan)
     horizon = max([plan.claims.makespan_ns, *(bar.end for lane in lanes for bar in lane.bars)])
     if horizon <= 0 or not any(lane.bars for lane in lanes):
         return "nothing in this plan takes time"
+    first, last = window.within(horizon) if window else (0, horizon)
+    lanes, horizon = tuple(_cut(lane, first, last) for lane in lanes), last - first
     names = [printable(lane.name) for lane in lanes]
     margin = max(map(display_width, names)) + 1
     columns = max(_MIN_COLUMNS, width - margin)
     dense = any(len(lane.bars) > columns for lane in lanes)
-    lines = [" " * margin + line for line in _axis(horizon, columns, ascii_only)]
+    lines = [" " * margin + line for line in _axis(first, horizon, columns, ascii_only)]
     for name, lane in zip(names, lanes, strict=True):
         cells = _dense_cells(lane, horizon, columns) if dense else _bar_cells(lane, horizon, columns, ascii_only)
         idle = _ASCII_IDLE if ascii_only else _IDLE
         cells = [cell if cell.kind else _Cell(idle, "") for cell in cells]
         lines.append(name + " " * (margin - display_width(name)) + _paint(cells, colour))
     return "\n".join([*lines, "", *_legend(lanes, horizon, columns, dense, ascii_only, colour)])
+
+
+def _cut(lane: Lane, first: int, last: int) -> Lane:
+    """Return the part of a lane from `first` to `last` [ns], with times from `first` on."""
+    bars = [bar for bar in lane.bars if bar.start < last and bar.end > first]
+    return Lane(
+        lane.name,
+        tuple(bar._replace(start=max(0, bar.start - first), end=min(last, bar.end) - first) for bar in bars),
+    )
 
 
 def _column(time: int, horizon: int, columns: int) -> int:
@@ -115,18 +122,18 @@ def _dense_cells(lane: Lane, horizon: int, columns: int) -> list[_Cell]:
             cells.append(_Cell("", ""))
         else:
             kind = max(share, key=lambda kind: (share[kind], kind))
-            cells.append(_Cell(kind, kind))
+            cells.append(_Cell(KINDS[kind].mark, kind))
     return cells
 
 
-def _axis(horizon: int, columns: int, ascii_only: bool) -> tuple[str, str]:
-    """Return the line of times [ms] and the line of ticks below it."""
-    step, decimals = _tick_step(horizon * _TICK_COLUMNS // columns)
+def _axis(first: int, horizon: int, columns: int, ascii_only: bool) -> tuple[str, str]:
+    """Return the line of times [ms] and the line of ticks below it, for `horizon` [ns] from `first` on."""
+    step, decimals = tick_step(horizon * _TICK_COLUMNS // columns)
     line, tick = ("-", _ASCII_TICK) if ascii_only else ("─", _TICK)
     ticks = [line] * columns
     times = ""
-    for time in range(0, horizon + 1, step):
-        column = _column(time, horizon, columns)
+    for time in range(-(-first // step) * step, first + horizon + 1, step):
+        column = _column(time - first, horizon, columns)
         label = f"{time / 1e6:.{decimals}f}"
         if column < columns:
             ticks[column] = tick
@@ -135,23 +142,13 @@ def _axis(horizon: int, columns: int, ascii_only: bool) -> tuple[str, str]:
     return times.rstrip() + " ms", "".join(ticks)
 
 
-def _tick_step(least: int) -> tuple[int, int]:
-    """Return the smallest of 1, 2, 5 x 10^k [ns] that is at least `least` [ns], and the decimals it needs in ms."""
-    power = 0
-    while True:
-        for factor in (1, 2, 5):
-            if factor * 10**power >= least:
-                return factor * 10**power, max(0, 6 - power)
-        power += 1
-
-
 def _paint(cells: Sequence[_Cell], colour: bool) -> str:
     if not colour:
         return "".join(cell.char for cell in cells)
     parts = []
     for kind, run in groupby(cells, key=lambda cell: cell.kind):
         text = "".join(cell.char for cell in run)
-        parts.append(f"\x1b[{_COLOURS.get(kind, _DIM)}m{text}\x1b[0m")
+        parts.append(f"\x1b[{KINDS[kind].sgr if kind else _DIM}m{text}\x1b[0m")
     return "".join(parts)
 
 
@@ -161,8 +158,8 @@ def _legend(
     used = {bar.kind for lane in lanes for bar in lane.bars}
     fill = _ASCII_FILL if ascii_only else _FILL
     entries = [
-        _paint([_Cell(char, kind) for char in (kind if dense else kind + fill[kind])], colour) + f" {name}"
-        for kind, name in _NAMES.items()
+        _paint([_Cell(char, kind) for char in (row.mark if dense else kind + fill[kind])], colour) + f" {row.name}"
+        for kind, row in KINDS.items()
         if kind in used
     ]
     entries.append(f"{_ASCII_IDLE if ascii_only else _IDLE} idle")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cpipe.ir import Instruction, Plan, RankProgram
 from cpipe.report.figures import COMPUTE
 
-__all__ = ["COLLECTIVES", "Bar", "Lane", "plan_lanes"]
+__all__ = ["COLLECTIVES", "Bar", "Lane", "op_times", "plan_lanes"]
 
 COLLECTIVES = {"ALL_GATHER": "G", "REDUCE_SCATTER": "R", "ALL_REDUCE": "A"}
 
@@ -49,17 +49,21 @@ def _compute_bars(program: RankProgram, several: bool) -> Iterable[Bar]:
     for op in program.ops:
         if op.op in COMPUTE and op.start_ns is not None and op.end_ns is not None:
             labels = (f"{op.op}{op.mb}", op.op)
-            yield Bar(op.op, (f"{op.stage}{op.op}{op.mb}", *labels) if several else labels, *_times(op))
+            if op.op == "FB":
+                labels = (f"F{op.mb}B{op.backward_mb}", op.op)
+                yield Bar(op.op, (f"{op.stage}F{op.mb}+{op.backward_stage}B{op.backward_mb}", *labels), *op_times(op))
+                continue
+            yield Bar(op.op, (f"{op.stage}{op.op}{op.mb}", *labels) if several else labels, *op_times(op))
 
 
 def _collective_bars(program: RankProgram) -> Iterable[Bar]:
     for op in program.ops:
         if op.op in COLLECTIVES and op.start_ns is not None and op.end_ns is not None:
             letter = COLLECTIVES[op.op]
-            yield Bar(letter, (f"{letter}{op.stage}", letter), *_times(op))
+            yield Bar(letter, (f"{letter}{op.stage}", letter), *op_times(op))
 
 
-def _times(op: Instruction) -> tuple[int, int]:
+def op_times(op: Instruction) -> tuple[int, int]:
     """Return start and end [ns] as they can be drawn: a plan that is not valid may state anything."""
     start = max(0, op.start_ns or 0)
     return start, max(start, op.end_ns or 0)

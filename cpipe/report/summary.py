@@ -9,8 +9,9 @@ from cpipe.ir import Plan, SolveResult, Timeline
 from cpipe.report.figures import DeviceFigures
 from cpipe.report.tables import byte_unit, format_bytes, format_ms, format_percent, render_table
 from cpipe.report.terminal import printable
+from cpipe.report.view import PlanView
 
-__all__ = ["device_table", "load_line", "plan_line", "simulate_lines", "solve_lines"]
+__all__ = ["device_table", "load_line", "plan_line", "simulate_lines", "solve_lines", "stage_ranges", "verdict"]
 
 
 def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
@@ -18,7 +19,8 @@ def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
     bound = f"{format_ms(result.bound.value_ns)} ms"
     reason = f" ({printable(result.bound.reason)})" if result.bound.reason else ""
     lines = [
-        f"{result.status}: makespan {format_ms(result.makespan_ns)} ms, lower bound {bound}, "
+        f"{result.status}: makespan {format_ms(result.makespan_ns)} ms, "
+        f"{_span(result.timeline.span_ns if result.objective == 'span' else None)}lower bound {bound}, "
         f"gap {format_percent(result.gap)}, found by {result.found_by}, "
         f"bound proved by {_prover(result.bound.proved_by)}",
         "",
@@ -33,14 +35,35 @@ def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
 def plan_line(plan: Plan, separator: str = "; ") -> str:
     """Return what a plan claims, sizes and claims apart by `separator`."""
     claims, problem = plan.claims, plan.problem
-    gap = (claims.makespan_ns - claims.lower_bound_ns) / claims.makespan_ns if claims.makespan_ns else 0.0
+    reached = claims.span_ns or claims.makespan_ns if claims.objective == "span" else claims.makespan_ns
+    gap = (reached - claims.lower_bound_ns) / reached if reached else 0.0
     name = f"{printable(problem.name)}: " if problem.name else ""
     return (
         f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches{separator}"
-        f"makespan {format_ms(claims.makespan_ns)} ms, lower bound {format_ms(claims.lower_bound_ns)} ms, "
+        f"makespan {format_ms(claims.makespan_ns)} ms, {_span(claims.span_ns)}lower bound {format_ms(claims.lower_bound_ns)} ms, "
         f"gap {format_percent(gap)}, made by {printable(plan.made_by.method)}, "
         f"bound proved by {_prover(claims.proved_by)}"
     )
+
+
+def verdict(view: PlanView) -> str:
+    """Return sizes, makespan, bound and gap of what is shown, in one line; no bound where it is of another job."""
+    problem, claims = view.plan.problem, view.plan.claims
+    parts = [
+        f"{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches",
+        f"makespan {format_ms(claims.makespan_ns)} ms",
+    ]
+    if claims.span_ns is not None:
+        parts.append(f"span {format_ms(claims.span_ns)} ms")
+    if view.bound_ns is not None and view.gap is not None:
+        parts += [f"lower bound {format_ms(view.bound_ns)} ms", f"gap {format_percent(view.gap)}"]
+    parts.append(f"made by {printable(view.plan.made_by.method)}")
+    return "; ".join(parts)
+
+
+def _span(span_ns: int | None) -> str:
+    """Return the span for a verdict, where it was the objective."""
+    return "" if span_ns is None else f"span {format_ms(span_ns)} ms, "
 
 
 def simulate_lines(plan: Plan, timeline: Timeline, figures: Sequence[DeviceFigures]) -> str:
@@ -85,7 +108,7 @@ def device_table(figures: Sequence[DeviceFigures]) -> str:
     unit = byte_unit(max(max(d.peak_bytes, d.static_bytes or 0, d.capacity_bytes or 0) for d in figures))
     columns: list[tuple[str, Literal["<", ">"], list[str]]] = [
         ("device", "<", [device.name for device in figures]),
-        ("stages", "<", [_ranges(device.stages) for device in figures]),
+        ("stages", "<", [stage_ranges(device.stages) for device in figures]),
         ("busy ms", ">", [format_ms(device.busy_ns) for device in figures]),
         ("bubble", ">", [format_percent(device.bubble) for device in figures]),
         ("in flight", ">", [str(device.in_flight) for device in figures]),
@@ -105,7 +128,7 @@ def _prover(name: str) -> str:
     return "a closed form" if name == "bound" else printable(name)
 
 
-def _ranges(stages: Sequence[int]) -> str:
+def stage_ranges(stages: Sequence[int]) -> str:
     """Return stage numbers with runs joined: ``0-2,7``."""
     runs: list[list[int]] = []
     for stage in stages:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import call, profile_document, spawn, write_json
+from command_line import ROOT, call, profile_document, spawn, write_json
 from helpers import signed
 from sample_plans import make_problem, one_f_one_b, sample_plan
+from view_cases import small_plan
 
 from cpipe.plan import encode_plan
 
@@ -133,3 +136,184 @@ def test_profile_of_another_shape(plan_file: Path, tmp_path: Path, capsys: pytes
     outcome = call(capsys, "show", plan_file, "--profile", other)
     assert outcome.code == 3
     assert outcome.err.startswith(f"error: {other}: $.devices: the plan has 2 devices, the profile 3 [different-size]")
+
+
+@pytest.fixture
+def real_plan(tmp_path: Path) -> Path:
+    """Write a plan with messages, of the profile that `profile_document` returns."""
+    path = tmp_path / "real.json"
+    path.write_bytes(encode_plan(small_plan(2, 4)))
+    return path
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Write a profile with the times of `real_plan` on links of 1 ms."""
+    return write_json(tmp_path / "profile.json", profile_document())
+
+
+def test_profile_replays_the_plan(
+    real_plan: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a profile the times shown are those of the replay there; without, the plan's own."""
+    slow = profile_document()
+    for link in slow["links"]:
+        link["latency_ms"] = 9
+    slower = write_json(tmp_path / "slow.json", slow)
+    own = call(capsys, "show", real_plan, "--json").document["plans"][0]
+    same = call(capsys, "show", real_plan, "--profile", profile, "--json").document["plans"][0]
+    late = call(capsys, "show", real_plan, "--profile", slower, "--json").document["plans"][0]
+    assert (own["replayed"], same["replayed"], late["replayed"]) == (False, True, True)
+    assert own["makespan_ms"] == same["makespan_ms"] < late["makespan_ms"]
+    simulated = call(capsys, "simulate", real_plan, "--profile", slower, "--json").document
+    assert late["makespan_ms"] == simulated["makespan_ms"]
+    assert late["devices"] == simulated["devices"]
+    assert late["lower_bound_ms"] is None
+    assert f"makespan {late['makespan_ms']:.3f} ms; made by" in call(capsys, "show", real_plan, "--profile", slower).out
+
+
+def test_bound_holds_for_its_own_job(tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replayed on the profile that it was made for, a plan keeps its bound."""
+    plan = tmp_path / "solved.json"
+    assert call(capsys, "solve", profile, "-o", plan, "--method", "1f1b").code == 0
+    own = call(capsys, "show", plan, "--json").document["plans"][0]
+    same = call(capsys, "show", plan, "--profile", profile, "--json").document["plans"][0]
+    assert same["lower_bound_ms"] == own["lower_bound_ms"] > 0
+    assert same["gap"] == own["gap"]
+    assert same["devices"][0]["peak_bytes"] == own["devices"][0]["peak_bytes"]
+
+
+def test_plan_that_cannot_be_replayed(real_plan: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that cannot run is shown with its own times, and a warning says why: `not-replayed`."""
+    document = json.loads(real_plan.read_bytes())
+    ops = document["ranks"][0]["ops"]
+    document["ranks"][0]["ops"] = [op for op in ops if (op["op"], op.get("mb")) != ("F", 2)]
+    broken = write_json(real_plan.with_name("broken.json"), document)
+    outcome = call(capsys, "show", broken, "--profile", profile, "--json")
+    assert outcome.code == 0
+    assert [fault["code"] for fault in outcome.document["diagnostics"]] == ["not-replayed", "plan-digest"]
+    assert "cannot be replayed, its own times are shown: device 0: 0F3 out of microbatch order" in outcome.err
+    assert outcome.document["plans"][0]["replayed"] is False
+
+
+def test_json_is_one_document(real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json stdout has one document, which names the lanes; on failure too."""
+    outcome = call(capsys, "show", real_plan, "--json")
+    assert (outcome.code, outcome.document["command"], outcome.document["status"]) == (0, "show", "done")
+    (plan,) = outcome.document["plans"]
+    assert [lane["kind"] for lane in plan["lanes"]] == ["compute", "channel"] * 2
+    failed = call(capsys, "show", real_plan.with_name("missing.json"), "--json")
+    assert (failed.code, failed.document["status"], failed.document["plans"]) == (3, "error", [])
+
+
+def test_zoom(real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--ranks, --from and --to choose lanes and time; the axis says which."""
+    whole = call(capsys, "show", real_plan, "--ascii", "--width", "83").out
+    part = call(capsys, "show", real_plan, "--ascii", "--width", "83", "--ranks", "1", "--from", "4", "--to", "8").out
+    assert re.search(r"^g0 F0", whole, flags=re.MULTILINE)
+    assert not re.search(r"^g0 ", part, flags=re.MULTILINE)
+    assert part.split("\n\n")[1].splitlines()[0].split() == [
+        "4.0",
+        "4.5",
+        "5.0",
+        "5.5",
+        "6.0",
+        "6.5",
+        "7.0",
+        "7.5",
+        "ms",
+    ]
+    (lane,) = re.findall(r"^g1 (\S+)$", part.split("\n\n")[1], flags=re.MULTILINE)
+    assert len(lane) == 80
+    assert lane.startswith("F0")
+    document = call(capsys, "show", real_plan, "--json", "--ranks", "0-1", "--to", "4").document
+    assert (document["ranks"], document["from_ms"], document["to_ms"]) == ([0, 1], None, 4.0)
+    (shown,) = document["plans"]
+    assert [bar["op"] + str(bar["mb"]) for bar in shown["lanes"][0]["bars"]] == ["F0", "F1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "a"], "--ranks: expected numbers and ranges such as 0-3,5, got 'a' [rank-list]"),
+        (["--ranks", "3-1"], "--ranks: expected numbers and ranges such as 0-3,5, got '3-1' [rank-list]"),
+        (["--ranks", "0,"], "--ranks: expected numbers and ranges such as 0-3,5, got '0,' [rank-list]"),
+        (["--ranks", "7"], "--ranks: {plan} has ranks 0 to 1 [no-such-rank]"),
+        (["--from", "-1"], "--from: expected milliseconds >= 0, got -1 [value-out-of-range]"),
+        (["--from", "nan"], "--from: expected milliseconds >= 0, got nan [value-out-of-range]"),
+        (["--from", "5", "--to", "5"], "--to: expected milliseconds > 5, got 5 [value-out-of-range]"),
+        (["--profile", "a", "--profile", "b"], "2 profiles for 1 plans [too-many-profiles]"),
+        (["--svg", "{plan}"], "{plan}: --svg is the same file as the input {plan} [output-is-input]"),
+        (["--svg", "{plan}.x", "--html", "{plan}.x"], "two pictures would be written to {plan}.x [output-twice]"),
+        (["--svg", "-", "--trace", "-"], "--svg and --trace both want standard output [stdout-twice]"),
+        (["--trace", "{plan}/x"], "{plan}/x: cannot be written: no such directory [output-not-writable]"),
+    ],
+)
+def test_wrong_calls(arguments: list[str], message: str, real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A call that is wrong is refused before anything is written, and says what is wrong with it."""
+    before = real_plan.read_bytes()
+    outcome = call(capsys, "show", real_plan, *(text.format(plan=real_plan) for text in arguments))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.splitlines()[0] == f"error: {message.format(plan=real_plan)}"
+    assert real_plan.read_bytes() == before
+    assert not list(real_plan.parent.glob("*.x"))
+
+
+def test_pictures_are_files(real_plan: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pictures, page and trace are written together in one call, and nothing is printed."""
+    pytest.importorskip("PIL", reason="needs Pillow (extra png)")
+    folder = real_plan.parent
+    kinds = ("svg", "png", "html", "trace")
+    arguments = [part for kind in kinds for part in (f"--{kind}", folder / f"out.{kind}")]
+    assert call(capsys, "show", real_plan, "--profile", profile, *arguments) == (0, "", "")
+    starts = {kind: (folder / f"out.{kind}").read_bytes()[:14] for kind in kinds}
+    assert starts["svg"].startswith(b"<svg xmlns=")
+    assert starts["png"].startswith(b"\x89PNG")
+    assert starts["html"] == b"<!doctype html"
+    assert json.loads((folder / "out.trace").read_bytes())["traceEvents"]
+
+
+def test_picture_on_stdout(real_plan: Path) -> None:
+    """A picture may go to standard output, byte for byte what goes to a file."""
+    written = real_plan.with_name("x.svg")
+    assert spawn("show", real_plan, "--svg", written).code == 0
+    assert spawn("show", real_plan, "--svg", "-").out == written.read_text(encoding="utf-8")
+
+
+def test_two_plans(real_plan: Path, plan_file: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two plans are shown one after the other; two profiles are one for each, one profile is for both."""
+    outcome = call(capsys, "show", real_plan, plan_file, "--width", "80")
+    assert outcome.out.count("bottleneck: ") == 2
+    first = call(capsys, "show", real_plan, "--width", "80").out
+    assert outcome.out.startswith(first.rstrip("\n"))
+    both = call(capsys, "show", real_plan, real_plan, "--profile", profile, "--json").document["plans"]
+    assert both[0] == both[1]
+    each = ["--profile", profile, "--profile", profile]
+    assert call(capsys, "show", real_plan, real_plan, *each, "--json").document["plans"] == both
+    piped = spawn("show", real_plan, real_plan, "--profile", "-", "--json", stdin=profile.read_bytes()).document
+    assert piped["plans"] == both
+    page = real_plan.with_name("two.html")
+    assert call(capsys, "show", real_plan, plan_file, "--html", page).code == 0
+    assert page.read_bytes().count(b'class="chart"') == 2
+
+
+def test_png_without_pillow(
+    real_plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Pillow --png is refused with the command that installs it: `png-library`."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
+    outcome = call(capsys, "show", real_plan, "--png", real_plan.with_name("x.png"))
+    assert outcome.code == 2
+    assert outcome.err == (
+        "error: --png needs Pillow, which is not installed [png-library]\nhint: pip install 'cpipe[png]'\n"
+    )
+
+
+def test_reader_loads_no_solver(real_plan: Path, profile: Path) -> None:
+    """Showing a plan, even replayed and as a page, loads neither solvers nor torch, nor Pillow."""
+    arguments = ["show", str(real_plan), "--profile", str(profile), "--html", str(real_plan.with_name("p.html"))]
+    code = f"from cpipe.cli.app import main; assert main({arguments!r}) == 0; import sys; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"torch", "pulp", "highspy", "ortools", "PIL", "rich"}

@@ -12,6 +12,7 @@ from sample_plans import MS, make_problem, one_f_one_b, sample_plan
 from cpipe.ir import Instruction, Plan, Schedule
 from cpipe.report.gantt import GANTT_CHARACTERS, render_gantt
 from cpipe.report.terminal import display_width
+from cpipe.report.time_axis import TimeWindow
 
 
 def lanes(chart: str) -> list[str]:
@@ -104,6 +105,25 @@ def test_bars_stand_where_their_times_are() -> None:
     assert plan.claims.makespan_ns == 15 * MS
     chart = render_gantt(plan, width=3 + 30, ascii_only=True)  # two columns a millisecond
     assert lanes(chart) == ["g0 F0--F1--......B0####....B1####", "g1 ....F0--B0####F1--B1####......"]
+
+
+def test_window_is_the_same_chart_enlarged() -> None:
+    """A window draws its part of time at the full width, and its axis says which part."""
+    problem = make_problem(2, 2)
+    plan = sample_plan(problem, one_f_one_b(problem))
+    chart = render_gantt(plan, width=3 + 30, ascii_only=True, window=TimeWindow(2 * MS, 8 * MS))  # five a millisecond
+    assert lanes(chart) == ["g0 F1--------...............B0###", "g1 F0--------B0#############F1---"]
+    assert chart.splitlines()[0].split() == ["2", "4", "6", "ms"]
+    assert "1 column = 0.200 ms" in chart
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (14 * MS, None), (15 * MS, 99 * MS), (None, 10**15), (3, 4)])
+def test_any_window_fits_the_width(first: int | None, last: int | None) -> None:
+    """Whatever part of time is asked for, even one in which nothing happens, lanes have the width of the chart."""
+    problem = make_problem(2, 2)
+    plan = sample_plan(problem, one_f_one_b(problem))
+    chart = render_gantt(plan, width=50, window=TimeWindow(first, last))
+    assert [len(lane) for lane in lanes(chart)] == [50, 50]
 
 
 def test_bars_of_one_lane_never_overlap() -> None:
