@@ -118,7 +118,7 @@ def test_the_time_limit_is_for_all_attempts_together(monkeypatch: pytest.MonkeyP
         calls.append(seconds)
         return TimeLimit(seconds)
 
-    monkeypatch.setattr("cpipe.compiler.TimeLimit", counted)
+    monkeypatch.setattr("cpipe.compiler.compile.TimeLimit", counted)
     compile_profile(profile, SolveOptions(placement="auto", method="greedy", time_limit=1.0))
     assert calls == [1.0]
 
@@ -170,9 +170,9 @@ def test_placement_auto_says_what_it_left_out() -> None:
 @pytest.mark.parametrize(
     ("placement", "stages", "message"),
     [
-        ("ud", 4, "placement ud needs one stage per device, got 4 stages on 2 devices"),
+        ("ud", 1, "placement ud needs a stage for each device, got 1 stages on 2 devices"),
         ("loop", 3, "placement loop needs a number of stages that the devices divide, got 3 stages on 2 devices"),
-        ("spiral", 2, "unknown placement 'spiral'; known: profile, ud, loop, wave, auto"),
+        ("spiral", 2, "unknown placement 'spiral'; known: profile, ud, loop, wave, bidirectional, auto"),
     ],
 )
 def test_a_placement_that_does_not_apply(placement: str, stages: int, message: str) -> None:

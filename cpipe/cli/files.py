@@ -46,6 +46,8 @@ class OutputFile:
         written in place, and so is an open descriptor (``/dev/stdout``, the ``/dev/fd/63`` of a shell's ``>(...)``).
     inputs
         Files that must not be overwritten; ``-`` is standard input.
+    option
+        The option that names `path`, for what is said about it.
 
     Raises
     ------
@@ -53,14 +55,14 @@ class OutputFile:
         When `path` cannot be written, or is one of the inputs by whatever name.
     """
 
-    def __init__(self, path: str, inputs: Sequence[str]) -> None:
+    def __init__(self, path: str, inputs: Sequence[str], option: str = "--output") -> None:
         self._path = path
         self._descriptor = _descriptor(path)
         try:
             if self._descriptor is not None:
                 os.fstat(self._descriptor)
                 return
-            _check_no_input(path, inputs)
+            _check_no_input(path, inputs, option)
             self._target = _target(path)
         except (OSError, RuntimeError, ValueError) as error:  # pathlib calls a loop of links a RuntimeError
             raise _unwritable(path, _reason(error)) from error
@@ -133,7 +135,7 @@ def _stat(path: str) -> os.stat_result | None:
         return None
 
 
-def _check_no_input(path: str, inputs: Sequence[str]) -> None:
+def _check_no_input(path: str, inputs: Sequence[str], option: str) -> None:
     mine = _stat(path)
     if mine is None or not stat.S_ISREG(mine.st_mode):
         return
@@ -142,7 +144,7 @@ def _check_no_input(path: str, inputs: Sequence[str]) -> None:
             theirs = os.fstat(0) if source == STANDARD_STREAM else os.stat(source)
             if os.path.samestat(mine, theirs):
                 named = "standard input" if source == STANDARD_STREAM else source
-                message = f"--output is the same file as the input {named}"
+                message = f"{option} is the same file as the input {named}"
                 raise UsageError([Diagnostic(code="output-is-input", message=message, file=path)])
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpipe.errors import Diagnostic
 
-__all__ = ["SCHEMAS", "check_choice", "check_ranges", "check_solve_options"]
+__all__ = ["OBJECTIVES", "SCHEMAS", "check_choice", "check_ranges", "check_solve_options"]
 
+OBJECTIVES = ("makespan", "span")
 SCHEMAS = ("profile", "plan", "report")
 _MAX_SEED = 2**31 - 1  # what solvers take
 

@@ -17,17 +17,20 @@ if TYPE_CHECKING:
     from cpipe.report.figures import DeviceFigures
     from cpipe.sim import DeadlockError
 
-__all__ = ["simulate"]
+__all__ = ["check_plan", "deadlock_faults", "overfull", "simulate"]
 
 # What a plan says of itself; a plan edited by hand can still be replayed, and that is when one wants to.
 _STALE = {
     "before-input",
     "bound",
+    "negative-work",
     "overlap",
     "plan-digest",
     "unknown-prover",
+    "wrong-gap",
     "wrong-makespan",
     "wrong-peak",
+    "wrong-status",
     "wrong-transport",
 }
 
@@ -54,7 +57,7 @@ def simulate(
 
     loaded = load_plan(plan)
     loaded_profile = load_profile(profile)
-    faults, stale = _check(loaded, plan)
+    faults, stale = check_plan(loaded, plan)
     warnings = (*stale, *profile_warnings(loaded_profile, profile))
     printer = Printer()
     printer.warnings(warnings)
@@ -93,12 +96,12 @@ def _replay(
         with faults_of(files[0]):
             timeline = simulate_plan(plan, problem)
     except DeadlockError as error:
-        return _deadlock(error, files[0], plan)
+        return deadlock_faults(error, files[0], plan)
     schedule, _ = lift(plan)
-    figures = replay_figures(plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders))
-    overfull = _overfull(figures, files[1])
-    printer.warnings(overfull)
-    warnings = (*warnings, *overfull)
+    figures = replay_figures(plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders, schedule.pairs))
+    full = overfull(figures, files[1])
+    printer.warnings(full)
+    warnings = (*warnings, *full)
     if as_json:
         printer.document(simulate_report(plan, timeline, figures, warnings))
     else:
@@ -106,7 +109,7 @@ def _replay(
     return ()
 
 
-def _overfull(figures: Sequence[DeviceFigures], file: str) -> tuple[Diagnostic, ...]:
+def overfull(figures: Sequence[DeviceFigures], file: str) -> tuple[Diagnostic, ...]:
     """Return a warning for each device on which the plan needs more memory than there is."""
     from cpipe.errors import Diagnostic
 
@@ -123,7 +126,7 @@ def _overfull(figures: Sequence[DeviceFigures], file: str) -> tuple[Diagnostic, 
     )
 
 
-def _check(plan: Plan, file: str) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:
+def check_plan(plan: Plan, file: str) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:
     """Return what keeps the plan from running, and what is merely stale, as warnings."""
     from msgspec.structs import replace
 
@@ -134,7 +137,8 @@ def _check(plan: Plan, file: str) -> tuple[tuple[Diagnostic, ...], tuple[Diagnos
     return tuple(fault for fault in found if fault.code not in _STALE), stale
 
 
-def _deadlock(error: DeadlockError, file: str, plan: Plan) -> tuple[Diagnostic, ...]:
+def deadlock_faults(error: DeadlockError, file: str, plan: Plan) -> tuple[Diagnostic, ...]:
+    """Return one fault for each device that stands in a deadlock."""
     from cpipe.errors import Diagnostic
 
     return tuple(

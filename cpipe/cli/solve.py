@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cpipe.cli.options import check_solve_options
+from cpipe.cli.interrupts import EndedEarly, stoppable
+from cpipe.cli.options import OBJECTIVES, check_choice, check_solve_options
 from cpipe.cli.printer import Printer
 
 if TYPE_CHECKING:
@@ -26,20 +27,39 @@ def solve(
     ] = None,
     method: Annotated[
         str,
-        typer.Option(metavar="NAME", help="auto, milp, greedy, greedy-crosspipe, gpipe, 1f1b, 1f1b-split or zb-h1."),
+        typer.Option(
+            metavar="NAME",
+            help="auto, cpsat, milp, greedy, greedy-crosspipe, or a schedule of the field: gpipe, 1f1b, 1f1b-split, "
+            "zb-h1, zb-h2, interleaved-1f1b, interleaved-zb, looped-bfs, zb-v, v-half, v-min, hanayo, dualpipe-v, "
+            "chimera or dualpipe.",
+        ),
     ] = "auto",
     placement: Annotated[
         str,
-        typer.Option(metavar="NAME", help="profile (as written), ud, loop, wave, or auto: the best of them."),
+        typer.Option(
+            metavar="NAME",
+            help="profile (as written), ud, loop, wave, auto (the best of them), or bidirectional: two flows in opposite "
+            "directions, with two copies of all weights.",
+        ),
     ] = "profile",
     max_gap: Annotated[
         float, typer.Option(metavar="SHARE", help="Accept a plan this close to the proven bound, in [0, 1).")
     ] = 0.0,
     time_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop searching after this time.")] = None,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of every random choice.")] = 0,
+    objective: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Minimise the makespan, or the span: the longest time that a device takes."),
+    ] = "makespan",
     receive_window: Annotated[
         int | None,
         typer.Option(metavar="K", help="At most this many receives of a channel posted and not yet consumed."),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Of interleaved-1f1b: microbatches in a row, from one per device to all of them."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no warnings, no progress.")] = False,
@@ -47,7 +67,8 @@ def solve(
 ) -> None:
     """Search the fastest schedule and write it as a plan.
 
-    The plan goes to the file of --output, else to stdout; on a terminal a summary is shown instead.
+    The plan goes to the file of --output, else to stdout; on a terminal a summary is shown instead. Ctrl-C ends the
+    search with the best plan so far and exit code 130; a second one ends the program.
     """
     from cpipe.compiler import PLACEMENTS, SolveOptions, compile_profile
     from cpipe.solve.methods import METHODS
@@ -62,6 +83,7 @@ def solve(
         seed=seed,
         receive_window=receive_window,
     )
+    check_choice("--objective", objective, OBJECTIVES)
     printer = Printer(quiet=quiet, verbose=verbose)
     target = _target(output, as_json, profile)
     if quiet and printer.to_terminal and output is None and not as_json:
@@ -80,12 +102,16 @@ def solve(
         max_gap=max_gap,
         time_limit=time_limit,
         receive_window=receive_window,
+        group_size=group_size,
+        objective="span" if objective == "span" else "makespan",
     )
-    with faults_of(profile), printer.working() as progress:
-        compiled = compile_profile(loaded, options, progress=progress)
+    with faults_of(profile), stoppable() as stop, printer.working() as progress:
+        compiled = compile_profile(loaded, options, progress=progress, stop=stop)
     later = tuple(warning for warning in compiled.result.warnings if warning not in warnings)
     printer.warnings(later)
     _deliver(compiled, printer, target, as_json, to_stdout=output is not None, warnings=(*warnings, *later))
+    if stop.requested:
+        raise EndedEarly
 
 
 def _target(output: str | None, as_json: bool, profile: str) -> OutputFile | None:

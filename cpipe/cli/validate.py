@@ -12,9 +12,10 @@ from cpipe.cli.printer import Printer
 if TYPE_CHECKING:
     from cpipe.errors import Diagnostic
     from cpipe.ir import Plan, Problem
+    from cpipe.profile import Profile
     from cpipe.report.document import ValidateReport
 
-__all__ = ["validate"]
+__all__ = ["closed_bound", "problem_of", "validate"]
 
 
 def validate(
@@ -40,12 +41,13 @@ def validate(
     check_choice("--transport", transport, TRANSPORTS)
     read_once(plan, profile)
 
+    from cpipe.profile import load_profile
     from cpipe.report.document import validate_report
 
     printer = Printer()
     loaded = load_plan(plan)
-    problem, unlinked = (None, ()) if profile is None else _problem(loaded, profile)
-    bound = None if problem is None else _closed_bound(loaded, problem)
+    problem, unlinked = (None, ()) if profile is None else problem_of(loaded, load_profile(profile), profile)
+    bound = None if problem is None else closed_bound(loaded, problem)
     found = check_plan(loaded, problem, file=plan, transport=transport, closed_bound_ns=bound)
     diagnostics = (*found, *unlinked)
     printer.errors(diagnostics)
@@ -57,8 +59,8 @@ def validate(
     return 0 if report.status == "valid" else 1
 
 
-def _problem(plan: Plan, profile: str) -> tuple[Problem, tuple[Diagnostic, ...]]:
-    """Return what the plan should solve, and the links that its placement lacks there.
+def problem_of(plan: Plan, profile: Profile, file: str) -> tuple[Problem, tuple[Diagnostic, ...]]:
+    """Return what the plan should solve, and the links that its placement lacks in the profile `file`.
 
     Where the plan is for a job of another shape, that is the profile's own problem: what differs is a fault of the
     plan, and so is memory that does not suffice.
@@ -67,24 +69,23 @@ def _problem(plan: Plan, profile: str) -> tuple[Problem, tuple[Diagnostic, ...]]
 
     from cpipe.compiler import problem_for_plan
     from cpipe.errors import InputError
-    from cpipe.profile import load_profile, normalize
+    from cpipe.profile import normalize
 
-    loaded = load_profile(profile)
     try:
-        return problem_for_plan(plan, loaded), ()
+        return problem_for_plan(plan, profile), ()
     except InputError as error:
-        unlinked = [replace(fault, file=profile) for fault in error.diagnostics if fault.code == "unlinked-sites"]
-        return normalize(loaded, prove_memory=False), tuple(unlinked)
+        unlinked = [replace(fault, file=file) for fault in error.diagnostics if fault.code == "unlinked-sites"]
+        return normalize(profile, prove_memory=False), tuple(unlinked)
 
 
-def _closed_bound(plan: Plan, problem: Problem) -> int | None:
+def closed_bound(plan: Plan, problem: Problem) -> int | None:
     """Return what closed forms prove of the problem [ns]; None when the plan rests on another proof or problem."""
     from cpipe.plan import problem_digest
-    from cpipe.solve.bounds import lower_bound
+    from cpipe.solve.bounds import lower_bound, span_bound
 
     if plan.claims.proved_by != "bound" or plan.problem.digest != problem_digest(problem):
         return None
-    return lower_bound(problem).value_ns
+    return (span_bound if plan.claims.objective == "span" else lower_bound)(problem).value_ns
 
 
 def _verdict(file: str, plan: Plan, report: ValidateReport) -> str:

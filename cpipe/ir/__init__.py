@@ -4,7 +4,7 @@ from cpipe.ir.base import InvariantError
 from cpipe.ir.ops import Op, OpKind, decode_op, encode_op
 from cpipe.ir.plan import Channel, Claims, Group, Instruction, MadeBy, Plan, ProblemSummary, RankProgram
 from cpipe.ir.problem import Collectives, Device, Hop, Problem, Stage
-from cpipe.ir.result import Bound, SolveResult
+from cpipe.ir.result import Bound, Objective, SolveResult
 from cpipe.ir.schedule import Schedule
 from cpipe.ir.timeline import CollectiveRun, MessageRun, Timeline
 
@@ -21,6 +21,7 @@ __all__ = [
     "InvariantError",
     "MadeBy",
     "MessageRun",
+    "Objective",
     "Op",
     "OpKind",
     "Plan",

@@ -30,7 +30,7 @@ MAX_INTEGER = 2**62
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 InstructionName = Literal[
-    "F", "D", "W", "B", "SEND", "RECV", "WAIT", "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE", "STEP"
+    "F", "D", "W", "B", "FB", "SEND", "RECV", "WAIT", "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE", "STEP"
 ]
 
 
@@ -40,12 +40,15 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     Attributes
     ----------
     op
-        F D W B run on the compute stream; SEND and RECV are posted and do not block; WAIT makes the compute
-        stream wait for a receive or a collective; collectives are posted on their group; STEP ends the iteration.
+        F D W B run on the compute stream, and FB, a forward and a full backward as one op; SEND and RECV are posted
+        and do not block; WAIT makes the compute stream wait for a receive or a collective; collectives are posted on
+        their group; STEP ends the iteration.
     stage
-        The stage *on this rank* that computes, sends or receives; absent in STEP.
+        The stage *on this rank* that computes, sends or receives; absent in STEP. Of FB, that of its forward.
     mb
-        Microbatch; absent in collectives, their WAIT, and STEP.
+        Microbatch; absent in collectives, their WAIT, and STEP. Of FB, that of its forward.
+    backward_stage, backward_mb
+        Stage on this rank and microbatch of the backward of FB.
     channel
         Of SEND, RECV and the WAIT of a receive.
     group
@@ -61,6 +64,8 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     group: Integer | None = None
     start_ns: Integer | None = None
     end_ns: Integer | None = None
+    backward_stage: Integer | None = None
+    backward_mb: Integer | None = None
 
 
 class RankProgram(Frozen, frozen=True, kw_only=True):
@@ -87,24 +92,39 @@ class Channel(Frozen, frozen=True, kw_only=True):
 
 
 class Group(Frozen, frozen=True, kw_only=True):
-    """A data-parallel group: the replicas of `stages`, all on one rank of the pipeline."""
+    """Who exchanges gradients or parameters.
+
+    ``data_parallel``: the replicas of `stages`, all on one rank of the pipeline. ``weight_copies``: the copies of one
+    stage, which are `stages`, on as many ranks, and their replicas.
+    """
 
     id: Integer
-    kind: Literal["data_parallel"]
+    kind: Literal["data_parallel", "weight_copies"]
     stages: tuple[Integer, ...]
 
 
-class MadeBy(Frozen, frozen=True, kw_only=True):
-    """How the plan was made; enough to make it again from the same profile."""
+class MadeBy(Frozen, frozen=True, kw_only=True, omit_defaults=True):
+    """How the plan was made; enough to make it again from the same profile.
+
+    `found_by` is the generator, search or solver whose order this is; `evaluations` and `solver_nodes` are the work of
+    the search that found it: whole orders timed, and nodes that a solver branched on.
+    """
 
     cpipe: str
     method: str
     seed: Integer
     limits: dict[str, Any]
+    found_by: str = ""
+    evaluations: Integer = 0
+    solver_nodes: Integer = 0
 
 
-class ProblemSummary(Frozen, frozen=True, kw_only=True):
-    """Which problem the plan solves."""
+class ProblemSummary(Frozen, frozen=True, kw_only=True, omit_defaults=True):
+    """Which problem the plan solves.
+
+    With `flows` above 1, `stages` and `placement` list the stages of every flow, one flow after the other, and
+    `microbatches` are those of each flow.
+    """
 
     digest: str
     name: str
@@ -112,14 +132,34 @@ class ProblemSummary(Frozen, frozen=True, kw_only=True):
     stages: Integer
     microbatches: Integer
     placement: tuple[Integer, ...]
+    flows: Integer = 1
+
+    @property
+    def flow_length(self) -> int:
+        """Number of stages of each flow of a valid plan."""
+        return self.stages // self.flows
+
+    def is_first(self, stage: int) -> bool:
+        """Whether `stage` of a valid plan reads the inputs."""
+        return stage % self.flow_length == 0
+
+    def is_last(self, stage: int) -> bool:
+        """Whether `stage` of a valid plan makes the losses."""
+        return (stage + 1) % self.flow_length == 0
 
 
 class Claims(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     """What the plan promises: times [ns], peak memory of each device [bytes].
 
-    `lower_bound_ns` is proved by `proved_by` (``bound``: closed forms; ``highs``: the MILP solver). The plan is
-    optimal when it equals `makespan_ns`. `transports` are those that it was checked for: under each of them no
-    message is swapped and nothing hangs, whatever the message size.
+    `lower_bound_ns` is proved by `proved_by` (``bound``: closed forms; ``highs``, ``cpsat``: a solver). The plan is
+    optimal when it equals `makespan_ns`, or `span_ns` where that was the objective. `transports` are those that it
+    was checked for: under each of them no message is swapped and nothing hangs, whatever the message size.
+    `objective` is what was minimised and what the bound is of; for ``span``, the longest time from a rank's first
+    start to its last end, that is `span_ns`.
+
+    The certificate: `status` is ``optimal`` when the objective meets the bound, else ``feasible``; `gap_ppm` is what
+    lies between them, in millionths of the objective, rounded up, so that 0 is proven optimal; `reason` says in words
+    what the bound rests on. Plans made before there was one state none of the three.
     """
 
     makespan_ns: Integer
@@ -127,6 +167,11 @@ class Claims(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     proved_by: str
     peak_bytes: tuple[Integer, ...]
     transports: tuple[str, ...] = ()
+    objective: Literal["makespan", "span"] = "makespan"
+    span_ns: Integer | None = None
+    status: Literal["optimal", "feasible"] | None = None
+    gap_ppm: Integer | None = None
+    reason: str = ""
 
 
 class Plan(Frozen, frozen=True, kw_only=True, omit_defaults=True):

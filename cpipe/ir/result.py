@@ -9,18 +9,21 @@ from cpipe.ir.base import Frozen, InvariantError
 from cpipe.ir.schedule import Schedule
 from cpipe.ir.timeline import Timeline
 
-__all__ = ["Bound", "SolveResult"]
+__all__ = ["Bound", "Objective", "SolveResult"]
+
+Objective = Literal["makespan", "span"]
+"""What a search minimises: the last completion, or the longest span of a device (see `Timeline.span_ns`)."""
 
 
 class Bound(Frozen, frozen=True, kw_only=True):
-    """A proven lower bound on the makespan of a problem.
+    """A proven lower bound on the objective of a problem: its makespan, unless a search minimised another.
 
     Attributes
     ----------
     value_ns
         No schedule is shorter [ns].
     proved_by
-        ``bound`` (closed form) or the solver that proved it (``highs``).
+        ``bound`` (closed form) or the solver that proved it (``highs``, ``cpsat``).
     reason
         Which argument gave it, for people (``memory round trip of device 0``).
     """
@@ -45,8 +48,12 @@ class SolveResult(Frozen, frozen=True, kw_only=True):
         The generator or solver whose order this is.
     evaluations
         Number of whole-schedule simulations spent.
+    nodes
+        Number of nodes that a solver branched on.
     warnings
         What the user should know (a limit was met, a solver is missing).
+    objective
+        What was minimised; bound and gap are of it.
     """
 
     schedule: Schedule
@@ -55,7 +62,9 @@ class SolveResult(Frozen, frozen=True, kw_only=True):
     method: str
     found_by: str
     evaluations: int = 0
+    nodes: int = 0
     warnings: tuple[Diagnostic, ...] = ()
+    objective: Objective = "makespan"
 
     @property
     def makespan_ns(self) -> int:
@@ -63,22 +72,27 @@ class SolveResult(Frozen, frozen=True, kw_only=True):
         return self.timeline.makespan_ns
 
     @property
+    def objective_ns(self) -> int:
+        """What was minimised [ns]: makespan or span of the schedule, the simulator's."""
+        return self.timeline.span_ns if self.objective == "span" else self.timeline.makespan_ns
+
+    @property
     def status(self) -> Literal["optimal", "feasible"]:
-        """``optimal`` when the makespan meets the proven bound."""
-        return "optimal" if self.makespan_ns == self.bound.value_ns else "feasible"
+        """``optimal`` when the objective meets the proven bound."""
+        return "optimal" if self.objective_ns == self.bound.value_ns else "feasible"
 
     @property
     def gap(self) -> float:
-        """(makespan - bound) / makespan, in [0, 1]; 0 when both are 0."""
-        return (self.makespan_ns - self.bound.value_ns) / self.makespan_ns if self.makespan_ns else 0.0
+        """(objective - bound) / objective, in [0, 1]; 0 when both are 0."""
+        return (self.objective_ns - self.bound.value_ns) / self.objective_ns if self.objective_ns else 0.0
 
     def verify(self) -> None:
-        """Check that the bound does not exceed the makespan.
+        """Check that the bound does not exceed the objective.
 
         Raises
         ------
         InvariantError
             When it does: one of the two is wrong.
         """
-        if self.bound.value_ns > self.makespan_ns:
-            raise InvariantError(f"bound {self.bound.value_ns} ns above makespan {self.makespan_ns} ns")
+        if self.bound.value_ns > self.objective_ns:
+            raise InvariantError(f"bound {self.bound.value_ns} ns above {self.objective} {self.objective_ns} ns")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from cpipe.ir.base import Frozen, InvariantError
 from cpipe.ir.ops import Op, OpKind, decode_op, encode_op
 from cpipe.ir.problem import Problem
@@ -16,17 +18,33 @@ class Schedule(Frozen, frozen=True, kw_only=True):
     ----------
     orders
         Length P; entry d is the sequence of op ids (see `cpipe.ir.ops`) that device d runs.
+    pairs
+        Fused pairs as (F, B) op ids: a forward and the full backward right behind it in the same order, which run as
+        one op. It starts when both inputs are there and both outputs are ready at its end.
     """
 
     orders: tuple[tuple[int, ...], ...]
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def units(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Return the orders as what runs at once: one op each, or the two of a fused pair."""
+        backward = dict(self.pairs)
+        fused = {second for _, second in self.pairs}
+        return tuple(
+            tuple((op, backward[op]) if op in backward else (op,) for op in order if op not in fused)
+            for order in self.orders
+        )
 
     def decoded(self, microbatches: int) -> tuple[tuple[Op, ...], ...]:
         """Return the orders as `Op` tuples."""
         return tuple(tuple(decode_op(op, microbatches) for op in order) for order in self.orders)
 
     def to_text(self, microbatches: int) -> str:
-        """Return one line per device, ops as ``2F0`` (stage, kind, microbatch)."""
-        return "\n".join(" ".join(map(str, order)) for order in self.decoded(microbatches))
+        """Return one line per device, ops as ``2F0`` (stage, kind, microbatch), fused pairs as ``2F3+1B0``."""
+        return "\n".join(
+            " ".join("+".join(str(decode_op(op, microbatches)) for op in unit) for unit in units)
+            for units in self.units()
+        )
 
     @classmethod
     def from_text(cls, text: str, microbatches: int) -> Schedule:
@@ -35,11 +53,21 @@ class Schedule(Frozen, frozen=True, kw_only=True):
         Raises
         ------
         InvariantError
-            When a word is no op.
+            When a word is neither an op nor a pair.
         """
-        return cls(
-            orders=tuple(tuple(_parse(word, microbatches) for word in line.split()) for line in text.splitlines())
-        )
+        orders: list[tuple[int, ...]] = []
+        pairs: list[tuple[int, int]] = []
+        for line in text.splitlines():
+            order: list[int] = []
+            for word in line.split():
+                ops = [_parse(part, microbatches) for part in word.split("+")]
+                if len(ops) > 2:
+                    raise InvariantError(f"not a pair: {word!r}")
+                if len(ops) == 2:
+                    pairs.append((ops[0], ops[1]))
+                order += ops
+            orders.append(tuple(order))
+        return cls(orders=tuple(orders), pairs=tuple(pairs))
 
     def verify(self, problem: Problem) -> None:
         """Check that every stage runs each microbatch once, in order, on its own device.
@@ -82,6 +110,21 @@ class Schedule(Frozen, frozen=True, kw_only=True):
                 raise InvariantError(f"stage {stage}: {forward[stage]} F and {backward[stage]} D or B, expected {n}")
             if weight[stage] != split[stage]:
                 raise InvariantError(f"stage {stage}: W of {weight[stage]} do not follow D of {split[stage]}")
+        self._verify_pairs(n)
+
+    def _verify_pairs(self, microbatches: int) -> None:
+        follows = {first: second for order in self.orders for first, second in pairwise(order)}
+        if len({op for pair in self.pairs for op in pair}) != 2 * len(self.pairs):
+            raise InvariantError("an op is in two pairs")
+        for first, second in self.pairs:
+            forward, backward = decode_op(first, microbatches), decode_op(second, microbatches)
+            label = f"pair {forward}+{backward}"
+            if (forward.kind, backward.kind) != (OpKind.F, OpKind.B):
+                raise InvariantError(f"{label} is no F with a B")
+            if forward[1:] == backward[1:]:
+                raise InvariantError(f"{label}: the B needs that F")
+            if follows.get(first) != second:
+                raise InvariantError(f"{label}: the B does not stand right behind the F")
 
 
 def _in_order(label: str, microbatch: int, expected: int) -> None:

@@ -103,12 +103,19 @@ class LinkTable:
         return Pipe(index, *ends)
 
 
-def unlinked_sites(profile: Profile) -> Iterator[Diagnostic]:
-    """Yield a fault for each pair of sites, or one direction of it, that a stage boundary crosses without a link."""
+def unlinked_sites(profile: Profile, flows: int = 1) -> Iterator[Diagnostic]:
+    """Yield a fault for each pair of sites, or one direction of it, that a stage boundary crosses without a link.
+
+    With several flows, whose stages stand one flow after the other, copies of a stage must be linked too.
+    """
     table = LinkTable(profile)
     index_of = {device.id: index for index, device in enumerate(profile.devices)}
     seen: set[tuple[str | None, str | None]] = set()
-    for stage, pair in enumerate(zip(profile.stages, profile.stages[1:], strict=False), start=1):
+    length = max(1, len(profile.stages) // flows)
+    joined = [(stage - 1, stage) for stage in range(1, len(profile.stages)) if stage % length]
+    joined += [(stage - length, stage) for stage in range(length, len(profile.stages)) if flows > 1]
+    for before, stage in joined:
+        pair = profile.stages[before], profile.stages[stage]
         if not all(spec.device in index_of for spec in pair):
             continue
         source, target = (index_of[spec.device] for spec in pair)
@@ -130,7 +137,7 @@ def unlinked_sites(profile: Profile) -> Iterator[Diagnostic]:
             code="unlinked-sites",
             message=f"no link {verb} {_site(start)} {joint} {_site(end)}, between stages "
             f"{shown(pair[0].id)} and {shown(pair[1].id)}",
-            path=f"$.stages[{stage}].device",
+            path=f"$.stages[{stage % length if flows > 1 else stage}].device",
             hint="add it to `links`: only connections inside a site are free by default",
         )
 

@@ -21,7 +21,8 @@ def memory_faults(problem: Problem) -> Iterator[Diagnostic]:
         if device.capacity_bytes is None or not stages:
             continue
         static, buffers = sum(stage.static_bytes for stage in stages), receive_bytes(problem, index)
-        activations = least_activation_bytes(stages)
+        flows = (problem.stages_of_flow(index, first) for first in problem.flows)
+        activations = max(least_activation_bytes([problem.stages[stage] for stage in flow]) for flow in flows)
         needed = static + buffers + activations
         if needed > device.capacity_bytes:
             yield Diagnostic(

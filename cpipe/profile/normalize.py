@@ -12,6 +12,7 @@ import msgspec
 from cpipe.errors import Diagnostic, InfeasibleError, ProfileError, UsageError
 from cpipe.ir.problem import Collectives, Device, Hop, Problem, Stage
 from cpipe.profile.collectives import collective_times
+from cpipe.profile.flows import FLOWS, copy_reduce_ns, in_both_directions
 from cpipe.profile.links import LinkTable, Pipe, unlinked_sites
 from cpipe.profile.memory import everything_bytes, memory_faults
 from cpipe.profile.schema import Profile, StageSpec
@@ -28,6 +29,7 @@ def normalize(
     placement: Sequence[int] | None = None,
     receive_window: int | None = None,
     prove_memory: bool = True,
+    flows: int = 1,
 ) -> Problem:
     """Translate a valid profile; a pure function.
 
@@ -41,6 +43,9 @@ def normalize(
         Cap on the receives of one channel that are posted and not yet consumed at once, >= 1.
     prove_memory
         Refuse a profile on which no schedule fits; without it, a given schedule can still be looked at.
+    flows
+        1, or 2 for a pipeline in both directions: see `cpipe.profile.flows`. `placement` then lists the devices of both
+        flows' stages.
 
     Returns
     -------
@@ -51,7 +56,7 @@ def normalize(
     Raises
     ------
     UsageError
-        When `placement` or `receive_window` do not fit the profile.
+        When `placement`, `receive_window` or `flows` do not fit the profile.
     ProfileError
         When `placement` needs a link that the profile does not have.
     InfeasibleError
@@ -59,11 +64,17 @@ def normalize(
     """
     if receive_window is not None and receive_window < 1:
         raise UsageError(f"expected a receive window >= 1, got {receive_window}", code="receive-window")
+    if flows not in (1, FLOWS):
+        raise UsageError(f"expected 1 or {FLOWS} flows, got {flows}", code="flows")
     if placement is not None:
+        _check_devices(profile, placement)
+    if flows > 1:
+        profile = in_both_directions(profile, placement)
+    elif placement is not None:
         profile = _placed(profile, placement)
-    if faults := tuple(unlinked_sites(profile)):
+    if faults := tuple(unlinked_sites(profile, flows)):
         raise ProfileError(faults, hint=faults[0].hint)
-    problem = translate(profile, receive_window)
+    problem = translate(profile, receive_window, flows)
     if faults := tuple(check_totals(problem)):
         raise ProfileError(faults)
     if prove_memory and (faults := tuple(memory_faults(problem))):
@@ -71,19 +82,30 @@ def normalize(
     return problem
 
 
-def translate(profile: Profile, receive_window: int | None = None) -> Problem:
-    """Return the problem of a valid profile, whether or not its memory suffices."""
+def translate(profile: Profile, receive_window: int | None = None, flows: int = 1) -> Problem:
+    """Return the problem of a valid profile, whether or not its memory suffices.
+
+    With two flows it is the profile of both (`cpipe.profile.flows.in_both_directions`).
+    """
     index_of = {device.id: index for index, device in enumerate(profile.devices)}
     stages = tuple(_stage(spec, index_of[spec.device], profile) for spec in profile.stages)
     pipes: dict[Pipe, int] = {}
     table = LinkTable(profile)
     forward: list[Hop | None] = []
     backward: list[Hop | None] = []
+    length = len(stages) // flows
     for boundary, spec in enumerate(profile.stages[:-1]):
+        if (boundary + 1) % length == 0:  # between two flows
+            forward.append(None)
+            backward.append(None)
+            continue
         source, target = stages[boundary].device, stages[boundary + 1].device
         forward.append(_hop(table, pipes, source, target, spec.output_bytes))
         backward.append(_hop(table, pipes, target, source, spec.output_bytes))
     collectives = _collectives(profile, table, pipes)
+    if flows > 1:
+        stages = tuple(_with_copy(table, stages, index, profile) for index in range(len(stages)))
+        collectives = collectives or Collectives(mode="ddp", replicas=1)
     return Problem(
         name=profile.name,
         microbatches=profile.microbatches,
@@ -102,6 +124,8 @@ def translate(profile: Profile, receive_window: int | None = None) -> Problem:
         collectives=collectives,
         receive_window=receive_window,
         extensions_digest=_digest(profile),
+        step_ns=ms_to_ns(profile.step_ms),
+        flows=tuple(range(0, len(stages), length)),
     )
 
 
@@ -112,12 +136,13 @@ def check_totals(problem: Problem) -> Iterator[Diagnostic]:
     than everything at once.
     """
     times = sum(
-        stage.forward_ns + max(stage.full_backward_ns, stage.input_grad_ns + stage.weight_grad_ns)
+        stage.forward_ns
+        + max(stage.full_backward_ns, stage.input_grad_ns + stage.weight_grad_ns, stage.forward_backward_ns or 0)
         for stage in problem.stages
     )
     hops = [hop for hop in (*problem.forward_hops, *problem.backward_hops) if hop is not None]
     times += sum(hop.latency_ns + hop.occupancy_ns for hop in hops)
-    once = sum(stage.all_gather_ns + stage.reduce_ns for stage in problem.stages)
+    once = problem.step_ns + sum(stage.all_gather_ns + stage.reduce_ns for stage in problem.stages)
     total = problem.microbatches * times + once
     if total > _LARGEST:
         message = f"one iteration could take {_ms_text(total)} ms, more than the {_ms_text(_LARGEST)} ms allowed"
@@ -137,14 +162,17 @@ def _ms_text(nanoseconds: int) -> str:
         return f"{Decimal(nanoseconds).scaleb(-6):.5e}"
 
 
-def _placed(profile: Profile, placement: Sequence[int]) -> Profile:
-    if len(placement) != len(profile.stages):
-        message = f"expected a device for each of {len(profile.stages)} stages, got {len(placement)}"
-        raise UsageError(message, code="placement-length")
+def _check_devices(profile: Profile, placement: Sequence[int]) -> None:
     for stage, device in enumerate(placement):
         if not 0 <= device < len(profile.devices):
             message = f"expected a device index below {len(profile.devices)} for stage {stage}, got {device}"
             raise UsageError(message, code="placement-device")
+
+
+def _placed(profile: Profile, placement: Sequence[int]) -> Profile:
+    if len(placement) != len(profile.stages):
+        message = f"expected a device for each of {len(profile.stages)} stages, got {len(placement)}"
+        raise UsageError(message, code="placement-length")
     stages = tuple(
         msgspec.structs.replace(stage, device=profile.devices[device].id)
         for stage, device in zip(profile.stages, placement, strict=True)
@@ -174,7 +202,15 @@ def _stage(spec: StageSpec, device: int, profile: Profile) -> Stage:
         weight_grad_transient_bytes=Bytes(spec.weight_grad_transient_bytes),
         all_gather_ns=gather,
         reduce_ns=reduction,
+        forward_backward_ns=None if spec.forward_backward_ms is None else ms_to_ns(spec.forward_backward_ms),
     )
+
+
+def _with_copy(table: LinkTable, stages: Sequence[Stage], index: int, profile: Profile) -> Stage:
+    """Return a stage of two flows, the all-reduce between its copies added to that over its replicas."""
+    stage, copy = stages[index], stages[(index + len(stages) // FLOWS) % len(stages)]
+    added = copy_reduce_ns(table, stage.device, copy.device, profile.stages[index].gradient_bytes)
+    return msgspec.structs.replace(stage, reduce_ns=Ns(stage.reduce_ns + added))
 
 
 def _hop(table: LinkTable, pipes: dict[Pipe, int], source: int, target: int, num_bytes: int) -> Hop | None:

@@ -76,6 +76,15 @@ def _backward_times(profile: Profile) -> Iterator[Diagnostic]:
             yield Diagnostic(code="missing-backward", message=message, path=f"$.stages[{index}]")
 
 
+def _pair_times(profile: Profile) -> Iterator[Diagnostic]:
+    """Require that a fused pair takes at least as long as its forward alone."""
+    for index, stage in enumerate(profile.stages):
+        if stage.forward_backward_ms is not None and stage.forward_backward_ms < stage.forward_ms:
+            message = f"a forward with a backward cannot take less than the forward alone, {stage.forward_ms:g} ms"
+            path = f"$.stages[{index}].forward_backward_ms"
+            yield Diagnostic(code="pair-too-short", message=message, path=path)
+
+
 def _link_ends(profile: Profile) -> Iterator[Diagnostic]:
     """Require `between`, or `from` and `to`; ends are two devices or two sites, each known and unambiguous."""
     devices = [device.id for device in profile.devices]
@@ -207,6 +216,7 @@ _RULES = (
     _unique_ids,
     _known_devices,
     _backward_times,
+    _pair_times,
     _link_ends,
     _unique_links,
     _link_costs,

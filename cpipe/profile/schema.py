@@ -72,6 +72,13 @@ class StageSpec(_Spec, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    forward_backward_ms: (
+        Annotated[
+            Milliseconds,
+            Meta(description="Duration of F fused with a B of the same device, default both in turn [ms]."),
+        ]
+        | None
+    ) = None
     activation_bytes: Annotated[Size, Meta(description="Allocated by F until the backward ends [bytes].")] = 0
     held_for_weight_grad_bytes: (
         Annotated[Size, Meta(description="The part still held between D and W, default none [bytes].")] | None
@@ -144,4 +151,7 @@ class Profile(_Spec, frozen=True, kw_only=True):
     stages: Annotated[tuple[StageSpec, ...], Meta(min_length=1, description="In flow order.")]
     links: tuple[LinkSpec, ...] = ()
     data_parallel: DataParallelSpec | None = None
+    step_ms: Annotated[
+        Milliseconds, Meta(description="Global reduction and optimizer step, after the last op of every device [ms].")
+    ] = 0.0
     extensions: Annotated[dict[str, Any], Meta(description="The user's own; kept, never read.")] | None = None

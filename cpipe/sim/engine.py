@@ -1,10 +1,12 @@
 """Start and end of every op, given an order per device.
 
-The model: ``start(op) = max(end of the previous op on its device, arrival of its input)``. A message is ready when
+The model: ``start(op) = max(end of the previous op on its device, arrival of its input)``. A fused pair is one op with
+two inputs and two outputs. A message is ready when
 its producer ends; it holds its pipe for ``occupancy_ns`` and arrives ``latency_ns`` after that; messages of one
 sender on one pipe leave in its op order; a pipe with several senders serves the one that is ready first (ties:
-lower device, then its own order). Times follow from orders alone, so no clock drives the engine: devices run ahead
-until they wait, and only a contended pipe has to see who is ready first.
+lower device, then its own order). Once the last device has finished, collectives included, all of them spend
+``step_ns`` together, which counts in the makespan. Times follow from orders alone, so no clock drives the engine:
+devices run ahead until they wait, and only a contended pipe has to see who is ready first.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpipe.ir import CollectiveRun, MessageRun, OpKind, Problem, Schedule, Timeline, decode_op
+from cpipe.ir import CollectiveRun, MessageRun, Objective, OpKind, Problem, Schedule, Timeline, decode_op
 from cpipe.ir.ops import KINDS
-from cpipe.sim.queues import QueuedRun
+from cpipe.sim.queues import QueuedRun, pair_lengths
 from cpipe.sim.tables import NO_SLOT, Tables, slot_of
 
 __all__ = ["BlockedOp", "DeadlockError", "Simulator", "simulate"]
@@ -44,66 +46,105 @@ class Simulator:
     ----------
     problem
         The problem.
+    objective
+        What `value` returns.
 
     Attributes
     ----------
     is_direct
         Whether no window, collective or shared pipe makes messages queue: then a run costs about a quarter.
+    pace
+        By op id: pipe, occupancy [ns], occupancy + latency [ns] and receiver of its message, or None.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, objective: Objective = "makespan") -> None:
         self.problem = problem
+        self.objective = objective
         self.tables = Tables(problem)
         self.is_direct = not (problem.receive_window or problem.collectives or any(self.tables.contended))
-        self._pace = [
+        self.pace = [
             (hop.pipe, hop.occupancy_ns, hop.latency_ns + hop.occupancy_ns, hop.target) if hop else None
             for hop in self.tables.hop
         ]
 
-    def makespan(self, orders: Sequence[Sequence[int]]) -> int | None:
+    def makespan(self, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()) -> int | None:
         """Return the makespan [ns] of `orders` (length P, op ids), or None when they deadlock."""
-        return self.replay(orders)[0]
+        return self.replay(orders, pairs)[0]
 
-    def replay(self, orders: Sequence[Sequence[int]]) -> tuple[int | None, list[int], list[int]]:
+    def value(self, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()) -> int | None:
+        """Return the objective of `orders` [ns], with their fused `pairs`, or None when they deadlock."""
+        if self.objective == "makespan":
+            return self.makespan(orders, pairs)
+        return self.spans(orders, pairs)[0]
+
+    def spans(
+        self, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()
+    ) -> tuple[int | None, list[int]]:
+        """Return the longest span of a device [ns], or None on a deadlock, and the end of every op (by op id).
+
+        A device's span reaches from its first start to its last end, collectives included.
+        """
+        queued = None if self.is_direct and not pairs else QueuedRun(self.tables, orders, None, pairs)
+        makespan, ends = self._run_direct(orders)[:2] if queued is None else (queued.run(), queued.end)
+        if makespan is None:
+            return None, ends
+        duration, fused = self.tables.duration, queued.pair_lengths if queued is not None else {}
+        whole = [
+            (ends[order[0]] - fused.get(order[0], duration[order[0]]), ends[order[-1]]) if order else None
+            for order in orders
+        ]
+        for run in queued.collective_runs() if queued is not None else ():
+            first, last = whole[run.device] or (run.start_ns, run.end_ns)
+            whole[run.device] = min(first, run.start_ns), max(last, run.end_ns)
+        return max((span[1] - span[0] for span in whole if span is not None), default=0), ends
+
+    def replay(
+        self, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()
+    ) -> tuple[int | None, list[int], list[int]]:
         """Return makespan, end of every op (by op id) and arrival of every input (by slot) [ns]; -1 for never.
 
         The makespan is None when the orders deadlock.
         """
-        if self.is_direct:
-            return self._run_direct(orders)
-        queued = QueuedRun(self.tables, orders, None)
-        return queued.run(), queued.end, queued.arrival
+        if self.is_direct and not pairs:
+            makespan, ends, arrivals = self._run_direct(orders)
+        else:
+            queued = QueuedRun(self.tables, orders, None, pairs)
+            makespan, ends, arrivals = queued.run(), queued.end, queued.arrival
+        return (None if makespan is None else makespan + self.problem.step_ns), ends, arrivals
 
     def run(self, schedule: Schedule, gates: Mapping[int, int | tuple[int, ...]] | None = None) -> Timeline:
         """Return the timeline of `schedule`; see `simulate`."""
-        orders = schedule.orders
-        if self.is_direct and not gates:
+        orders, pairs = schedule.orders, schedule.pairs
+        if self.is_direct and not gates and not pairs:
             makespan, ends, arrivals = self._run_direct(orders)
             left = None
             collectives: tuple[CollectiveRun, ...] = ()
         else:
-            queued = QueuedRun(self.tables, orders, gates)
+            queued = QueuedRun(self.tables, orders, gates, pairs)
             makespan, ends, arrivals, left = queued.run(), queued.end, queued.arrival, queued.left
             collectives = queued.collective_runs()
         if makespan is None:
-            raise DeadlockError(self._blocked(orders, ends, arrivals))
+            raise DeadlockError(self._blocked(schedule, ends, arrivals))
         duration = self.tables.duration
+        if pairs:
+            duration = duration.copy()
+            for op, length in pair_lengths(self.tables, pairs).items():
+                duration[op] = length
         return Timeline(
             starts=tuple(tuple(ends[op] - duration[op] for op in order) for order in orders),
             ends=tuple(tuple(ends[op] for op in order) for order in orders),
             messages=self._messages(orders, ends, arrivals, left),
             collectives=collectives,
-            makespan_ns=makespan,
+            makespan_ns=makespan + self.problem.step_ns,
+            step_ns=self.problem.step_ns,
         )
 
     def _run_direct(self, orders: Sequence[Sequence[int]]) -> tuple[int | None, list[int], list[int]]:
         """Run without gates, collectives and contended pipes: every message's window is known at once."""
         tables = self.tables
-        duration, slot, target, pace = tables.duration, tables.slot, tables.target, self._pace
-        n = tables.microbatches
+        duration, slot, target, pace = tables.duration, tables.slot, tables.target, self.pace
         end = [-1] * tables.size
-        arrival = [-1] * tables.size
-        arrival[0 : n * KINDS : KINDS] = [0] * n
+        arrival = tables.opened()
         free = [0] * len(self.problem.pipes)
         position = [0] * len(orders)
         clock = [0] * len(orders)
@@ -178,14 +219,15 @@ class Simulator:
         runs.sort(key=lambda run: (run.kind, run.stage, run.microbatch))
         return tuple(runs)
 
-    def _blocked(
-        self, orders: Sequence[Sequence[int]], ends: Sequence[int], arrivals: Sequence[int]
-    ) -> list[BlockedOp]:
+    def _blocked(self, schedule: Schedule, ends: Sequence[int], arrivals: Sequence[int]) -> list[BlockedOp]:
+        n = self.tables.microbatches
         blocked = []
-        for device, order in enumerate(orders):
-            for op in order:
-                if ends[op] < 0:
-                    blocked.append(BlockedOp(device, str(decode_op(op, self.tables.microbatches)), self._need(op)))
+        for device, units in enumerate(schedule.units()):
+            for unit in units:
+                if ends[unit[0]] < 0:
+                    missing = next((op for op in unit if arrivals[slot_of(op)] < 0), unit[0])
+                    label = "+".join(str(decode_op(op, n)) for op in unit)
+                    blocked.append(BlockedOp(device, label, self._need(missing)))
                     break
         return blocked
 
@@ -196,10 +238,12 @@ class Simulator:
         if kind is OpKind.W:
             return f"{stage}D{microbatch} on its own device"
         if kind is OpKind.F:
-            return f"{stage - 1}F{microbatch} on device {placement[stage - 1]}" if stage else "its all-gather"
-        if stage == len(placement) - 1:
+            before = self.problem.previous_stage(stage)
+            return "its all-gather" if before is None else f"{before}F{microbatch} on device {placement[before]}"
+        after = self.problem.next_stage(stage)
+        if after is None:
             return f"{stage}F{microbatch} on its own device"
-        return f"{stage + 1}D{microbatch} or {stage + 1}B{microbatch} on device {placement[stage + 1]}"
+        return f"{after}D{microbatch} or {after}B{microbatch} on device {placement[after]}"
 
 
 def simulate(

@@ -75,7 +75,9 @@ def memory_rooms(problem: Problem) -> tuple[int | None, ...]:
     )
 
 
-def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def memory_peaks(
+    problem: Problem, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()
+) -> tuple[int, ...]:
     """Return each device's peak [bytes]: static bytes plus activations and transients, without receive buffers.
 
     Parameters
@@ -84,8 +86,11 @@ def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int
         The problem.
     orders
         Length P: op ids of each device, in order (possibly incomplete).
+    pairs
+        Fused pairs (`Schedule.pairs`): what both ops hold counts together, until the pair ends.
     """
     steps = memory_steps(problem)
+    partner = dict(pairs)
     per_stage = problem.microbatches * KINDS
     peaks = []
     for device, order in enumerate(orders):
@@ -93,6 +98,9 @@ def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int
         peak = level
         for op in order:
             during, after = steps[op // per_stage * KINDS + op % KINDS]
+            if op in partner:  # its backward comes next, and adds its `after`
+                other = partner[op]
+                during += steps[other // per_stage * KINDS + other % KINDS].during
             if level + during > peak:
                 peak = level + during
             level += after
@@ -100,12 +108,12 @@ def memory_peaks(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int
     return tuple(peaks)
 
 
-def fits(problem: Problem, orders: Sequence[Sequence[int]]) -> bool:
+def fits(problem: Problem, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()) -> bool:
     """Return whether every device's peak, receive buffers of `receive_window` included, is within its capacity."""
     reserve = receive_reserve(problem)
     return all(
         device.capacity_bytes is None or peak + extra <= device.capacity_bytes
-        for device, peak, extra in zip(problem.devices, memory_peaks(problem, orders), reserve, strict=True)
+        for device, peak, extra in zip(problem.devices, memory_peaks(problem, orders, pairs), reserve, strict=True)
     )
 
 

@@ -1,8 +1,10 @@
 """The general run of the engine: messages queue, receives are posted late, pipes are shared, collectives run.
 
-Each (pipe, sender) has a queue; the head of a queue may leave once its receive is posted. A pipe with one sender
-serves its queue at once. A contended pipe is decided only when no device can go on: the head that is ready first
-leaves, and nothing that is still to come can have been ready before it, since it depends on a message that waits.
+Each (pipe, sender) has a queue; the head of a queue may leave once its receive is posted. A fused pair waits for both
+of its inputs, and both outputs are ready at its end. The reduction over the copies of a stage is ready once all copies
+have posted it, and holds the data-parallel links of all their devices. A pipe with one sender serves its queue at once.
+A contended pipe is decided only when no device can go on: the head that is ready first leaves, and nothing that is
+still to come can have been ready before it, since it depends on a message that waits.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from cpipe.ir.ops import KINDS
 from cpipe.sim.tables import NO_SLOT, Lane, Tables
 from cpipe.sim.window import window_gates
 
-__all__ = ["QueuedRun"]
+__all__ = ["QueuedRun", "pair_lengths"]
 
 
 class _Job(NamedTuple):
@@ -42,23 +44,37 @@ class QueuedRun:
     """
 
     def __init__(
-        self, tables: Tables, orders: Sequence[Sequence[int]], gates: Mapping[int, int | tuple[int, ...]] | None
+        self,
+        tables: Tables,
+        orders: Sequence[Sequence[int]],
+        gates: Mapping[int, int | tuple[int, ...]] | None,
+        pairs: Sequence[tuple[int, int]] = (),
     ) -> None:
         problem = tables.problem
+        self._partner = dict(pairs)
+        self._fused = frozenset(self._partner.values())
+        self.pair_lengths = pair_lengths(tables, pairs)
         self._tables = tables
         self._orders = orders
         if gates is None and problem.receive_window:
             gates = window_gates(tables, orders)
         self._gates: Mapping[int, int | tuple[int, ...]] = gates or {}
         self.end = [-1] * tables.size
-        self.arrival = [-1] * tables.size
+        self.arrival = tables.opened()
         self.left = [-1] * tables.size
         num_devices = len(orders)
         self._free = [0] * (len(problem.pipes) + num_devices)  # the last P are the devices' data-parallel links
         self._lanes = [*tables.lanes, *(Lane(len(problem.pipes) + device, device) for device in range(num_devices))]
+        self._posted: dict[int, list[tuple[int, int, int]]] = {}  # by first copy: device, position, ready of each post
+        self._copy_lane = len(self._lanes)
+        if len(problem.flows) > 1:
+            for stage in range(problem.flow_length):
+                device = min(tables.stage_device[copy] for copy in problem.copies_of(stage))
+                self._lanes.append(Lane(len(problem.pipes) + device, device))
         self._queues: list[deque[_Job]] = [deque() for _ in self._lanes]
         shared_collectives = bool(problem.collectives and problem.collectives.pipes)
         self._contended = [tables.contended[lane.pipe] for lane in tables.lanes] + [shared_collectives] * num_devices
+        self._contended += [True] * (len(self._lanes) - self._copy_lane)
         self._deciding = [index for index, contended in enumerate(self._contended) if contended]
         self._awaited = [NO_SLOT] * num_devices
         self._runnable = list(range(num_devices - 1, -1, -1))
@@ -84,10 +100,9 @@ class QueuedRun:
         return tuple(sorted(self._runs, key=lambda run: (run.device, run.start_ns, run.stage, run.kind)))
 
     def _prepare_stages(self) -> list[int]:
-        """Open the first stage's inputs, gate every stage's first F on its all-gather; return ops to reduce after."""
+        """Gate every stage's first F on its all-gather; return after how many ops each stage is reduced."""
         tables, problem = self._tables, self._tables.problem
         n = tables.microbatches
-        self.arrival[0 : n * KINDS : KINDS] = [0] * n
         self._gathered = [0] * problem.num_stages  # when the stage's parameters are there, -1 if not yet
         collectives = problem.collectives
         if collectives is not None and collectives.mode == "zero1":
@@ -121,8 +136,21 @@ class QueuedRun:
                 self._awaited[device] = slot if arrived < 0 else -2 - stage
                 position[device] = index
                 break
-            now = max(now, arrived, self._gathered[stage]) + tables.duration[op]
+            if op in self._fused:
+                continue
+            partner = self._partner.get(op)
+            if partner is None:
+                now = max(now, arrived, self._gathered[stage]) + tables.duration[op]
+                self._finish(device, index, op, stage, now)
+                continue
+            other = tables.slot[partner]
+            if self.arrival[other] < 0:
+                self._awaited[device] = other
+                position[device] = index
+                break
+            now = max(now, arrived, self._gathered[stage], self.arrival[other]) + self.pair_lengths[op]
             self._finish(device, index, op, stage, now)
+            self._finish(device, index + 1, partner, partner // KINDS // tables.microbatches, now)
         else:
             position[device] = len(order)
         clock[device] = now
@@ -145,9 +173,24 @@ class QueuedRun:
                 collectives = tables.problem.collectives
                 assert collectives is not None
                 name = "ALL_REDUCE" if collectives.mode == "ddp" else "REDUCE_SCATTER"
-                self._enqueue(len(tables.lanes) + device, self._collective(name, stage, now, 2 * index + 1))
+                if len(tables.problem.flows) > 1:
+                    self._post_copy(device, stage, now, 2 * index + 1)
+                else:
+                    self._enqueue(len(tables.lanes) + device, self._collective(name, stage, now, 2 * index + 1))
         for lane in sorted(self._opens.pop(op, ())):
             self._serve(lane)
+
+    def _post_copy(self, device: int, stage: int, ready: int, position: int) -> None:
+        """Note that one copy's gradients are complete; the reduction is ready with the last of them."""
+        problem = self._tables.problem
+        copies = problem.copies_of(stage)
+        posts = self._posted.setdefault(copies[0], [])
+        posts.append((device, position, ready))
+        if len(posts) == len(copies):
+            links = tuple(len(problem.pipes) + member for member, *_ in sorted(posts))
+            job = self._collective("ALL_REDUCE", copies[0], max(post[2] for post in posts), min(posts)[1])
+            job = job._replace(pipes=links + (problem.collectives.pipes if problem.collectives else ()))
+            self._enqueue(self._copy_lane + copies[0], job)
 
     def _enqueue(self, lane: int, job: _Job) -> None:
         self._queues[lane].append(job)
@@ -205,13 +248,24 @@ class QueuedRun:
         assert job.collective is not None
         kind, stage = job.collective
         device = job.receiver
-        run = CollectiveRun(kind=kind, stage=stage, device=device, start_ns=start, end_ns=done)  # type: ignore[arg-type]
-        self._runs.append(run)
+        for copy in self._tables.problem.copies_of(stage):
+            home = self._tables.stage_device[copy]
+            run = CollectiveRun(kind=kind, stage=copy, device=home, start_ns=start, end_ns=done)  # type: ignore[arg-type]
+            self._runs.append(run)
         if kind == "ALL_GATHER":
             self._gathered[stage] = done
             if self._awaited[device] == -2 - stage:
                 self._awaited[device] = NO_SLOT
                 self._runnable.append(device)
+
+
+def pair_lengths(tables: Tables, pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the duration [ns] of the pair that each op of a fused pair runs in, by op id."""
+    per_stage = tables.microbatches * KINDS
+    lengths: dict[int, int] = {}
+    for forward, backward in pairs:
+        lengths[forward] = lengths[backward] = tables.problem.pair_ns(forward // per_stage, backward // per_stage)
+    return lengths
 
 
 def _message(ready: int, position: int, slot: int, hop: Hop) -> _Job:

@@ -31,7 +31,7 @@ class Tables:
     slot
         The slot whose arrival lets the op start.
     target
-        The slot that the op's end feeds on another stage (or its own D, on the last stage), or `NO_SLOT`.
+        The slot that the op's end feeds on another stage (or its own D, on the last stage of a flow), or `NO_SLOT`.
     hop
         The hop to `target`, or None when `target` is on the same device.
     stage_device
@@ -55,7 +55,7 @@ class Tables:
         self.hop: list[Hop | None] = [None] * size
         for stage, costs in enumerate(problem.stages):
             times = (costs.forward_ns, costs.input_grad_ns, costs.weight_grad_ns, costs.full_backward_ns)
-            last = stage == num_stages - 1
+            last, first = problem.next_stage(stage) is None, problem.previous_stage(stage) is None
             for microbatch in range(n):
                 base = encode_op(OpKind.F, stage, microbatch, n)
                 backward, full = base + OpKind.D, base + OpKind.B
@@ -63,10 +63,18 @@ class Tables:
                 self.slot[full] = backward
                 self.target[base] = backward if last else base + n * KINDS
                 self.hop[base] = None if last else problem.forward_hops[stage]
-                if stage:
+                if not first:
                     self.target[backward] = self.target[full] = backward - n * KINDS
                     self.hop[backward] = self.hop[full] = problem.backward_hops[stage - 1]
         self._queues(problem)
+
+    def opened(self) -> list[int]:
+        """Return arrivals by slot [ns] before anything has run: the inputs of each flow are there, the rest is -1."""
+        arrival = [-1] * self.size
+        per_stage = self.microbatches * KINDS
+        for stage in self.problem.flows:
+            arrival[stage * per_stage : (stage + 1) * per_stage : KINDS] = [0] * self.microbatches
+        return arrival
 
     def _queues(self, problem: Problem) -> None:
         hops = [hop for hop in (*problem.forward_hops, *problem.backward_hops) if hop is not None]

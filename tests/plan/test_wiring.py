@@ -77,10 +77,11 @@ def test_senders_and_readers_agree() -> None:
 @pytest.mark.parametrize("mode", ["ddp", "zero1"])
 def test_groups_are_one_per_rank(mode: Literal["ddp", "zero1"]) -> None:
     """With data parallelism the stages of a rank are one group; without it there is none."""
-    assert Wiring(WAVE).groups == {}
+    assert Wiring(WAVE).groups == ()
     problem = replace(make_problem(3, 1, placement=(2, 0, 2)), collectives=Collectives(mode=mode, replicas=2))
-    groups = Wiring(problem).groups
-    assert {device: (group.id, group.stages) for device, group in groups.items()} == {0: (0, (1,)), 2: (1, (0, 2))}
+    wiring = Wiring(problem)
+    assert [(group.id, group.stages) for group in wiring.groups] == [(0, (1,)), (1, (0, 2))]
+    assert {stage: group.id for stage, group in wiring.group_of.items()} == {1: 0, 0: 1, 2: 1}
 
 
 def message(pipe: int) -> MessageRun:

@@ -183,7 +183,8 @@ def test_times_scale_with_the_unit(problem: Problem, factor: int) -> None:
 
     def scaled(value: object) -> object:
         names = [name for name in value.__struct_fields__ if name.endswith("_ns")]  # type: ignore[attr-defined]
-        return replace(value, **{name: getattr(value, name) * factor for name in names})  # type: ignore[type-var]
+        times = {name: getattr(value, name) for name in names}
+        return replace(value, **{name: time and time * factor for name, time in times.items()})  # type: ignore[type-var]
 
     larger = replace(
         problem,

@@ -1,0 +1,244 @@
+"""Solve, lower, validate: the best over placements, with as many posted receives as memory allows.
+
+Two choices are made here, because they join the parts: which stage -> device list (`placement`), and how many receives
+may be posted at once when their buffers do not fit in memory (`receive_window`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+import cpipe
+from cpipe.compiler.claims import with_transports
+from cpipe.compiler.options import PLACEMENTS, SolveOptions
+from cpipe.compiler.placements import implied_placement, placements
+from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, ProfileError, UsageError
+from cpipe.ir import MadeBy, Plan, Problem, Schedule, SolveResult
+from cpipe.ir.base import Frozen
+from cpipe.plan import lower, plan_digest, validate
+from cpipe.profile import Profile, normalize
+from cpipe.sim import memory_peaks
+from cpipe.solve import SolveLimits, Stop, TimeLimit, solve
+
+__all__ = ["Compiled", "compile_profile"]
+
+Progress = Callable[[str], None]
+
+
+class _Job(NamedTuple):
+    """What every attempt of one compilation shares; the time limit runs for all of them together."""
+
+    options: SolveOptions
+    limits: SolveLimits
+    progress: Progress | None
+
+    def shared(self, attempts: int) -> _Job:
+        """Return the job with its share of the time, `attempts` attempts being still to come."""
+        if self.limits.time_limit is None or attempts == 1:
+            return self
+        share = self.limits.time_limit.share(attempts)
+        return self._replace(limits=msgspec.structs.replace(self.limits, time_limit=share))
+
+
+class Compiled(Frozen, frozen=True, kw_only=True):
+    """A solved problem and its plan; `placement` is the pattern that was used."""
+
+    problem: Problem
+    result: SolveResult
+    plan: Plan
+    placement: str
+
+
+def compile_profile(
+    profile: Profile,
+    options: SolveOptions | None = None,
+    progress: Progress | None = None,
+    *,
+    stop: Stop | None = None,
+) -> Compiled:
+    """Solve a profile and lower the best schedule to a validated plan.
+
+    Parameters
+    ----------
+    profile
+        As loaded.
+    options
+        What the user chose.
+    progress
+        Called with one short line now and then.
+    stop
+        Polled; once it is requested, the best so far is lowered, validated and returned, with a warning
+        ``interrupted``. Nothing else catches Ctrl-C: without it, that is a `KeyboardInterrupt`.
+
+    Raises
+    ------
+    UsageError
+        When options do not fit the profile.
+    ProfileError
+        When a placement needs a link that the profile lacks.
+    InfeasibleError
+        When it is proven that no schedule fits.
+    NoSolutionError
+        When nothing acceptable was found within the limits.
+    """
+    options = options or SolveOptions()
+    if options.placement not in PLACEMENTS:
+        raise UsageError(f"unknown placement {options.placement!r}; known: {', '.join(PLACEMENTS)}")
+    limits = SolveLimits(
+        max_gap=options.max_gap,
+        time_limit=None if options.time_limit is None else TimeLimit(options.time_limit),
+        seed=options.seed,
+        node_limit=options.node_limit,
+        objective=options.objective,
+        stop=stop,
+    )
+    job = _Job(options, limits, progress)
+    best: Compiled | None = None
+    refusals: list[Diagnostic] = []
+    failure: InfeasibleError | NoSolutionError | ProfileError | UsageError | None = None
+    candidates = list(placements(profile, implied_placement(options)))
+    for number, (name, placement) in enumerate(candidates):
+        if best is not None and _is_stopped(job):
+            break
+        try:
+            problem = normalize(profile, placement=placement, flows=2 if name == "bidirectional" else 1)
+            compiled = _compile_problem(problem, job.shared(len(candidates) - number), name)
+        except (InfeasibleError, NoSolutionError, ProfileError, UsageError) as error:
+            if options.placement != "auto":
+                raise
+            failure = failure or error
+            message = f"placement {name} was left out: {error.diagnostics[0].message}"
+            refusals.append(Diagnostic(code="placement-refused", message=message, severity="warning"))
+            continue
+        if best is None or compiled.result.objective_ns < best.result.objective_ns:
+            best = compiled
+    if best is None:
+        assert failure is not None, "there is always the profile's own placement"
+        raise failure
+    if _is_stopped(job):
+        best = _interrupted(best)
+    result = msgspec.structs.replace(best.result, warnings=(*best.result.warnings, *refusals))
+    return msgspec.structs.replace(best, result=result)
+
+
+def _compile_problem(problem: Problem, job: _Job, placement: str) -> Compiled:
+    """Solve and lower; if the receives that this posts are too many, again with fewer posted at once."""
+    problem.verify()
+    result = _attempt(problem, job, attempts=2 if _may_need_narrowing(problem, job.options) else 1)
+    compiled = _lowered(problem, result, job.options, placement)
+    widest = max((channel.window for channel in compiled.plan.channels), default=0)
+    allowed = min(widest, job.options.receive_window or widest)
+    if allowed < widest or not _fits(problem, compiled.plan):
+        narrowed, known = _narrowed(problem, allowed, job, result.schedule)
+        again = _attempt(narrowed, job, starts=(known,))
+        # The bound without a window holds for every window; one with a window does not hold for the others.
+        result = msgspec.structs.replace(again, bound=result.bound)
+        compiled = _lowered(narrowed, result, job.options, placement)
+    faults = validate(compiled.plan, compiled.problem)
+    assert not faults, "the plan made here is not valid: " + "; ".join(map(str, faults[:5]))
+    return compiled
+
+
+def _may_need_narrowing(problem: Problem, options: SolveOptions) -> bool:
+    """Whether posted receives may have to be fewer than the best order would like."""
+    limited = any(device.capacity_bytes is not None for device in problem.devices)
+    return options.receive_window is not None or (limited and any(problem.largest_messages().values()))
+
+
+def _narrowed(problem: Problem, allowed: int, job: _Job, known: Schedule) -> tuple[Problem, Schedule]:
+    """Return the problem with the receive window, at most `allowed`, of which quick searches make the most.
+
+    Few posted receives leave memory to activations but hold messages back; nobody can say beforehand which counts.
+    The order that was found goes along.
+    """
+    quick = job._replace(limits=msgspec.structs.replace(job.limits, node_limit=0))
+    windows = sorted({min(count, allowed) for count in (1, 2, 4, allowed)})
+    best: tuple[int, Problem, Schedule] | None = None
+    failure: InfeasibleError | NoSolutionError | None = None
+    for number, window in enumerate(windows):
+        if best is not None and _is_stopped(job):
+            break
+        windowed = msgspec.structs.replace(problem, receive_window=window)
+        try:
+            result = _attempt(windowed, quick, starts=(known,), attempts=len(windows) - number + 1)
+        except (InfeasibleError, NoSolutionError) as error:
+            failure = failure or error
+            continue
+        if best is None or result.objective_ns < best[0]:
+            best = result.objective_ns, windowed, result.schedule
+    if best is None:
+        assert failure is not None, "a failure is why there is no window"
+        raise failure
+    return best[1], best[2]
+
+
+def _attempt(problem: Problem, job: _Job, *, starts: tuple[Schedule, ...] = (), attempts: int = 1) -> SolveResult:
+    """Solve with this attempt's share of the user's time, `attempts` of them being still to come."""
+    limits, group_size = job.shared(attempts).limits, job.options.group_size
+    return solve(problem, job.options.method, limits, job.progress, starts=starts, group_size=group_size)
+
+
+def _is_stopped(job: _Job) -> bool:
+    return job.limits.stop is not None and job.limits.stop.requested
+
+
+def _interrupted(best: Compiled) -> Compiled:
+    """Return the best so far with a warning, and its plan marked: the same call makes another when it is let finish."""
+    warnings = best.result.warnings
+    if all(warning.code != "interrupted" for warning in warnings):
+        message = "interrupted: the best placement so far is used"
+        warnings = (*warnings, Diagnostic(code="interrupted", message=message, severity="warning"))
+    made_by = best.plan.made_by
+    marked = msgspec.structs.replace(made_by, limits={**made_by.limits, "interrupted": "yes"})
+    plan = msgspec.structs.replace(best.plan, made_by=marked)
+    plan = msgspec.structs.replace(plan, digest=plan_digest(plan))
+    return msgspec.structs.replace(best, plan=plan, result=msgspec.structs.replace(best.result, warnings=warnings))
+
+
+def _lowered(problem: Problem, result: SolveResult, options: SolveOptions, placement: str) -> Compiled:
+    result.schedule.verify(problem)
+    result.timeline.verify(result.schedule)
+    peaks = memory_peaks(problem, result.schedule.orders, result.schedule.pairs)
+    made_by = MadeBy(
+        cpipe=cpipe.__version__,
+        method=options.method,
+        seed=options.seed,
+        limits=_limits(options),
+        found_by=result.found_by,
+        evaluations=result.evaluations,
+        solver_nodes=result.nodes,
+    )
+    plan = lower(
+        problem,
+        result.schedule,
+        result.timeline,
+        bound=result.bound,
+        resident_peaks=peaks,
+        made_by=made_by,
+        objective=options.objective,
+    )
+    return Compiled(problem=problem, result=result, plan=with_transports(plan), placement=placement)
+
+
+def _limits(options: SolveOptions) -> dict[str, float | int | str]:
+    """Return the limits that differ from their defaults: what it takes to make the plan again."""
+    chosen = {
+        "max_gap": options.max_gap or None,
+        "time_limit": options.time_limit,
+        "receive_window": options.receive_window,
+        "node_limit": options.node_limit,
+        "placement": None if options.placement == "profile" else options.placement,
+        "objective": None if options.objective == "makespan" else options.objective,
+        "group_size": options.group_size,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _fits(problem: Problem, plan: Plan) -> bool:
+    return all(
+        device.capacity_bytes is None or peak <= device.capacity_bytes
+        for device, peak in zip(problem.devices, plan.claims.peak_bytes, strict=True)
+    )
