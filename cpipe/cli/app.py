@@ -13,9 +13,17 @@ from typing import Annotated
 import typer
 
 from cpipe import __version__
+from cpipe.cli.check import check
+from cpipe.cli.compare import compare
+from cpipe.cli.crossover import crossover
+from cpipe.cli.diff import diff
+from cpipe.cli.doctor import doctor
 from cpipe.cli.exit_codes import INTERNAL_ERROR, INTERRUPTED
+from cpipe.cli.explain import explain
 from cpipe.cli.export import export
 from cpipe.cli.import_ import import_
+from cpipe.cli.init import init
+from cpipe.cli.interrupts import EndedEarly
 from cpipe.cli.profile import profile
 from cpipe.cli.run import run
 from cpipe.cli.schema import schema
@@ -23,17 +31,35 @@ from cpipe.cli.show import show
 from cpipe.cli.simulate import simulate
 from cpipe.cli.solve import solve
 from cpipe.cli.streams import open_standard_streams, refusal
+from cpipe.cli.sweep import sweep
 from cpipe.cli.validate import validate
 
 __all__ = ["COMMANDS", "app", "main"]
 
-COMMANDS = (solve, validate, simulate, show, export, import_, profile, run, schema)
+COMMANDS = (
+    solve,
+    validate,
+    simulate,
+    show,
+    explain,
+    diff,
+    compare,
+    crossover,
+    sweep,
+    check,
+    export,
+    import_,
+    init,
+    profile,
+    run,
+    schema,
+    doctor,
+)
 
 app = typer.Typer(
     name="cpipe",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -85,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise KeyboardInterrupt
     except SystemExit:
         raise
+    except EndedEarly:
+        return INTERRUPTED
     except BaseException as error:
         return _fail(error, options)
     return status if isinstance(status, int) else 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from cpipe.cli import complete
 from cpipe.cli.options import check_ranges
 from cpipe.cli.printer import Printer
 
@@ -32,7 +33,10 @@ class _Explained(NamedTuple):
 
 
 def explain(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan; - reads standard input.")],
+    plan: Annotated[
+        str,
+        typer.Argument(metavar="PLAN", autocompletion=complete.plan_files, help="The plan; - reads standard input."),
+    ],
     profile: Annotated[
         str | None,
         typer.Option(metavar="PROFILE", help="Replay on this profile: adds links, memory and what-ifs."),

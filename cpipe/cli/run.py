@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cpipe.cli import complete
 from cpipe.cli.printer import Printer
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ __all__ = ["run"]
 
 
 def run(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan; - reads standard input.")],
+    plan: Annotated[
+        str,
+        typer.Argument(metavar="PLAN", autocompletion=complete.plan_files, help="The plan; - reads standard input."),
+    ],
     model: Annotated[
         str, typer.Option(metavar="NAME", help="transformer, sleep (as long as the plan says) or MODULE:FACTORY.")
     ] = "transformer",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from cpipe.cli import complete
 from cpipe.cli.options import check_ranges
 from cpipe.cli.printer import Printer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpipe.cli.files import OutputFile
     from cpipe.errors import Diagnostic
     from cpipe.ir import Plan, Problem
     from cpipe.profile import Profile
@@ -32,7 +31,10 @@ class _Part(NamedTuple):
 
 
 def show(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan; - reads standard input.")],
+    plan: Annotated[
+        str,
+        typer.Argument(metavar="PLAN", autocompletion=complete.plan_files, help="The plan; - reads standard input."),
+    ],
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A second plan, to compare.")] = None,
     profile: Annotated[
         list[str] | None,
@@ -61,10 +63,12 @@ def show(
     Times and peaks are the plan's own claims; with --profile, those of its replay. Pictures, page and trace are
     written instead of the chart.
     """
+    from cpipe.cli.outputs import output_files
+
     plans = [plan] if other is None else [plan, other]
     profiles = profile or []
     part = _checked_part(plans, profiles, ranks, (first_ms, last_ms), width)
-    outputs = _outputs({"--svg": svg, "--png": png, "--html": html, "--trace": trace}, [*plans, *profiles], as_json)
+    outputs = output_files({"--svg": svg, "--png": png, "--html": html, "--trace": trace}, [*plans, *profiles], as_json)
 
     from cpipe.plan import load_plan
     from cpipe.profile import load_profile
@@ -143,28 +147,6 @@ def _rank_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _outputs(files: dict[str, str | None], inputs: Sequence[str], as_json: bool) -> dict[str, OutputFile | None]:
-    """Return what is to be written, by option, all checked before the work starts; None is standard output."""
-    from cpipe.cli.files import OutputFile, is_standard_output
-    from cpipe.errors import UsageError
-
-    wanted = {option: file for option, file in files.items() if file is not None}
-    to_stdout = [option for option, file in wanted.items() if is_standard_output(file)] + ["--json"] * as_json
-    if len(to_stdout) > 1:
-        raise UsageError(f"{' and '.join(to_stdout[:2])} both want standard output", code="stdout-twice")
-    named = [os.path.realpath(file) for file in wanted.values() if not is_standard_output(file)]
-    if twice := next((file for file in wanted.values() if named.count(os.path.realpath(file)) > 1), None):
-        raise UsageError(f"two pictures would be written to {twice}", code="output-twice")
-    if "--png" in wanted:
-        from cpipe.report.png import check_png_library
-
-        check_png_library()
-    return {
-        option: None if is_standard_output(file) else OutputFile(file, inputs, option)
-        for option, file in wanted.items()
-    }
-
-
 def _view(plan: Plan, file: str, job: tuple[str, Profile] | None, part: _Part) -> tuple[PlanView, list[Diagnostic]]:
     """Return what is shown of a plan, and what there is to warn of; `job` is a profile and the name of its file."""
     from cpipe.errors import Diagnostic, UsageError
@@ -200,13 +182,12 @@ def _problem(plan: Plan, file: str, profile: Profile) -> Problem:
 
 def _replayed(plan: Plan, problem: Problem, file: str) -> tuple[PlanView | None, list[Diagnostic]]:
     """Return the view of the plan's replay on `problem`, or None and a warning why it cannot be replayed."""
+    from cpipe.analysis import replayed_view
     from cpipe.compiler import simulate_plan
     from cpipe.errors import Diagnostic, PlanError
     from cpipe.ir import InvariantError
-    from cpipe.plan import lift, posting_gates, problem_digest
-    from cpipe.report.build_view import plan_view
-    from cpipe.report.figures import replay_figures
-    from cpipe.sim import DeadlockError, Runs, critical_path, memory_peaks
+    from cpipe.plan import lift
+    from cpipe.sim import DeadlockError
 
     try:
         schedule, _ = lift(plan)
@@ -216,12 +197,7 @@ def _replayed(plan: Plan, problem: Problem, file: str) -> tuple[PlanView | None,
         reason = error.diagnostics[0].message if isinstance(error, PlanError) else str(error)
         message = f"the plan cannot be replayed, its own times are shown: {reason}"
         return None, [Diagnostic(code="not-replayed", file=file, message=message, severity="warning")]
-    peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
-    figures = list(replay_figures(plan, problem, schedule, timeline, peaks))
-    same_job = problem_digest(problem) == plan.problem.digest
-    path = critical_path(Runs(problem, schedule, timeline, posting_gates(plan)))
-    figures = [figures[program.rank] for program in plan.ranks]  # of devices; the file may list ranks in any order
-    return plan_view(plan, problem, timeline, figures, same_job=same_job, path=path), []
+    return replayed_view(plan, problem, timeline), []
 
 
 def _picture(option: str, views: Sequence[PlanView], files: Sequence[str], part: _Part) -> bytes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cpipe.cli import complete
 from cpipe.cli.interrupts import EndedEarly, stoppable
 from cpipe.cli.options import OBJECTIVES, check_choice, check_solve_options
 from cpipe.cli.printer import Printer
@@ -21,7 +22,12 @@ __all__ = ["solve"]
 
 
 def solve(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile; - reads standard input.")],
+    profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE", autocompletion=complete.profile_files, help="The profile; - reads standard input."
+        ),
+    ],
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan to this file.")
     ] = None,
@@ -29,6 +35,7 @@ def solve(
         str,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete.methods,
             help="auto, cpsat, milp, greedy, greedy-crosspipe, or a schedule of the field: gpipe, 1f1b, 1f1b-split, "
             "zb-h1, zb-h2, interleaved-1f1b, interleaved-zb, looped-bfs, zb-v, v-half, v-min, hanayo, dualpipe-v, "
             "chimera or dualpipe.",
@@ -38,6 +45,7 @@ def solve(
         str,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete.placements,
             help="profile (as written), ud, loop, wave, auto (the best of them), or bidirectional: two flows in opposite "
             "directions, with two copies of all weights.",
         ),
@@ -61,6 +69,15 @@ def solve(
             metavar="N", help="Of interleaved-1f1b: microbatches in a row, from one per device to all of them."
         ),
     ] = None,
+    recompute: Annotated[
+        str,
+        typer.Option(
+            metavar="STAGES",
+            autocompletion=complete.choices("auto", "none", "all"),
+            help="Stages that make activations again rather than keep them, of those with `recompute` in the profile: "
+            "auto (the best found), none, all, or numbers like 0,3,5.",
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no warnings, no progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show progress.")] = False,
@@ -103,6 +120,7 @@ def solve(
         time_limit=time_limit,
         receive_window=receive_window,
         group_size=group_size,
+        recompute=recompute,
         objective="span" if objective == "span" else "makespan",
     )
     with faults_of(profile), stoppable() as stop, printer.working() as progress:
@@ -155,7 +173,7 @@ def _deliver(
     if as_json:
         printer.document(solve_report(compiled.result, compiled.plan, figures, warnings))
         return
-    summary = solve_lines(compiled.result, figures)
+    summary = solve_lines(compiled.result, figures, compiled.plan.problem.recompute)
     if target is None and printer.to_terminal and not to_stdout:
         printer.answer(summary)
         return

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cpipe.cli import complete
 from cpipe.cli.options import check_choice
 from cpipe.cli.printer import Printer
 
@@ -19,14 +20,21 @@ __all__ = ["closed_bound", "problem_of", "validate"]
 
 
 def validate(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan; - reads standard input.")],
+    plan: Annotated[
+        str,
+        typer.Argument(metavar="PLAN", autocompletion=complete.plan_files, help="The plan; - reads standard input."),
+    ],
     profile: Annotated[
         str | None,
         typer.Option(metavar="PROFILE", help="Check costs, memory and claims against this profile."),
     ] = None,
     transport: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Queue model: channels, gloo, nccl-pair, nccl-rank or nccl-dir2."),
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete.transports,
+            help="Queue model: channels, gloo, nccl-pair, nccl-rank or nccl-dir2.",
+        ),
     ] = "channels",
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
 ) -> int:

@@ -13,7 +13,7 @@ from cpipe.profile import Profile
 from cpipe.profile.importers import Assumption
 from cpipe.report.document import DiagnosticReport, diagnostic_reports
 
-__all__ = ["ImportReport", "profile_import_report"]
+__all__ = ["ImportReport", "plan_import_report", "profile_import_report"]
 
 
 class ImportReport(Frozen, frozen=True, kw_only=True):
@@ -47,6 +47,12 @@ class ImportReport(Frozen, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
     profile: dict[str, Any] | None = None
     diagnostics: tuple[DiagnosticReport, ...] = ()
+
+
+def plan_import_report(kind: str, diagnostics: Sequence[Diagnostic]) -> ImportReport:
+    """Return the report of a schedule that was read from a file of `kind`; warnings alone leave it valid."""
+    faulty = any(found.severity == "error" for found in diagnostics)
+    return ImportReport(status="invalid" if faulty else "done", kind=kind, diagnostics=diagnostic_reports(diagnostics))
 
 
 def profile_import_report(

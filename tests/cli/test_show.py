@@ -244,7 +244,7 @@ def test_zoom(real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--from", "5", "--to", "5"], "--to: expected milliseconds > 5, got 5 [value-out-of-range]"),
         (["--profile", "a", "--profile", "b"], "2 profiles for 1 plans [too-many-profiles]"),
         (["--svg", "{plan}"], "{plan}: --svg is the same file as the input {plan} [output-is-input]"),
-        (["--svg", "{plan}.x", "--html", "{plan}.x"], "two pictures would be written to {plan}.x [output-twice]"),
+        (["--svg", "{plan}.x", "--html", "{plan}.x"], "two files would be written to {plan}.x [output-twice]"),
         (["--svg", "-", "--trace", "-"], "--svg and --trace both want standard output [stdout-twice]"),
         (["--trace", "{plan}/x"], "{plan}/x: cannot be written: no such directory [output-not-writable]"),
     ],
