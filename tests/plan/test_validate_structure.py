@@ -123,7 +123,7 @@ STEPS = {
     "field missing": (edit_op(PLAN, 0, 7, end_ns=None), [
         "$.ranks[0].ops[7]: rank 0: W has stage, mb, start_ns, expected stage, mb, start_ns, end_ns [fields]"]),
     "field too many": (edit_op(PLAN, 0, 12, stage=0), [
-        "$.ranks[0].ops[12]: rank 0: STEP has stage, expected no field [fields]"]),
+        "$.ranks[0].ops[12]: rank 0: STEP has stage, expected no field or start_ns, end_ns [fields]"]),
     "wait for both": (edit_op(PLAN, 0, 5, group=0), [
         "$.ranks[0].ops[5]: rank 0: WAIT has stage, mb, channel, group, "
         "expected stage, mb, channel or stage, group [fields]"]),

@@ -86,7 +86,8 @@ def read_torch_csv(data: bytes, file: str) -> TorchTable:
     Parameters
     ----------
     data
-        Text in UTF-8; rows may differ in length, cells may be blank or have blanks around them.
+        Text in UTF-8; rows may differ in length, cells may be blank, quoted or have blanks around them, and a
+        spreadsheet's byte order mark may stand before them.
     file
         Name for the messages.
 
@@ -96,7 +97,7 @@ def read_torch_csv(data: bytes, file: str) -> TorchTable:
         With every cell that is no action. What torch's own parser lets pass (``0F0xyz`` is 0F0 to it) is refused.
     """
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PlanError([Diagnostic(code="encoding", message=f"not UTF-8 at byte {error.start}", file=file)]) from error
     rows: list[tuple[Cell, ...]] = []
@@ -104,7 +105,7 @@ def read_torch_csv(data: bytes, file: str) -> TorchTable:
     faults: list[Diagnostic] = []
     for row, line in enumerate(_LINE_END.split(text.rstrip("\r\n"))):
         cells: list[Cell] = []
-        for column, word in enumerate(map(str.strip, line.split(",") if line.strip() else ())):
+        for column, word in enumerate(map(_unquoted, line.split(",") if line.strip() else ())):
             found = _parse(row, column, word)
             if not word:
                 blanks.append((row, column))
@@ -129,6 +130,12 @@ def units_of(row: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
             yield (cell,)
         elif cell.action == "F":
             yield cell, row[place + 1]
+
+
+def _unquoted(word: str) -> str:
+    """Return a cell without the blanks and the pair of quotes around it."""
+    word = word.strip()
+    return word[1:-1].strip() if len(word) > 1 and word[0] == word[-1] == '"' else word
 
 
 def _parse(row: int, column: int, word: str) -> list[Cell] | None:

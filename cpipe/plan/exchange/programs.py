@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cpipe.errors import Diagnostic, PlanError
+from cpipe.errors import PlanError
 from cpipe.ir import (
     Channel,
     Claims,
@@ -31,7 +31,7 @@ from cpipe.plan.digest import plan_digest, problem_digest
 from cpipe.plan.exchange.cells import COMPUTE, MESSAGES, Cell, TorchTable, units_of
 from cpipe.plan.wiring import ChannelKey, Wiring
 
-__all__ = ["plan_of_table", "table_warnings", "with_times"]
+__all__ = ["plan_of_table", "with_times"]
 
 _KINDS = {"F": OpKind.F, "I": OpKind.D, "W": OpKind.W, "B": OpKind.B}
 
@@ -113,42 +113,12 @@ def with_times(plan: Plan, timeline: Timeline) -> Plan:
             elif step.stage is not None and step.start_ns is not None:
                 run = runs[step.stage, step.op]  # type: ignore[index]
                 step = replace(step, start_ns=run.start_ns, end_ns=run.end_ns)
+            elif step.op == "STEP" and timeline.step_ns:
+                step = replace(step, start_ns=timeline.work_ends_ns, end_ns=timeline.makespan_ns)
             ops.append(step)
         ranks.append(replace(program, ops=tuple(ops)))
     plan = replace(plan, ranks=tuple(ranks), claims=replace(plan.claims, makespan_ns=timeline.makespan_ns))
     return replace(plan, digest=plan_digest(plan))
-
-
-def table_warnings(table: TorchTable, *, file: str | None = None) -> tuple[Diagnostic, ...]:
-    """Return what of a table with messages torch would stumble over, though no plan shows it.
-
-    Those are blank cells, which it does not load, and stages whose gradients it does not scale after their last W or B:
-    they stay too large by the number of microbatches.
-    """
-    if not table.has_messages:
-        return ()
-    found = [
-        Diagnostic(
-            code="blank-cell",
-            message=f"rank {row}: a blank cell: torch loads none in a table with messages",
-            severity="warning",
-            file=file,
-            line=row + 1,
-            column=column + 1,
-        )
-        for row, column in table.blanks
-    ]
-    last = {cell.stage: cell for cell in table.cells() if cell.action in ("W", "B")}
-    reduces: dict[int, list[Cell]] = defaultdict(list)
-    for cell in table.cells():
-        if cell.action == "REDUCE_GRAD":
-            reduces[cell.stage].append(cell)
-    for stage, cell in last.items():
-        places = reduces[stage]
-        if len(places) != 1 or places[0] < cell:
-            message = f"stage {stage} needs one REDUCE_GRAD after this, its last W or B; it has {len(places)}"
-            found.append(cell.fault("reduce-grad", message, file, "warning"))
-    return tuple(found)
 
 
 def _check_cells(table: TorchTable, problem: Problem, file: str | None) -> None:
