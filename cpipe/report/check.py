@@ -174,7 +174,7 @@ def _change(claimed: int, fresh: int) -> str:
     """Return by how much of the new plan the old one is longer or shorter, in words."""
     if claimed == fresh or not fresh:
         return ""
-    return f", {format_percent(abs(claimed - fresh) / fresh)} {'less' if fresh < claimed else 'more'}"
+    return f", this one takes {format_percent(abs(claimed - fresh) / fresh)} {'more' if fresh < claimed else 'less'}"
 
 
 def _gap(check: PlanCheck) -> float | None:

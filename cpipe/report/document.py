@@ -1,6 +1,7 @@
 """The JSON reports of ``--json`` (format `cpipe.report`, version 1): one document per command, also on failure.
 
-Every field is always there; what is not known (a makespan after an error) is null. Times are [ms], sizes [bytes].
+Every field but `_LEFT_OUT` is always there; what is not known (a makespan after an error) is null. Times are [ms], sizes
+[bytes].
 """
 
 from __future__ import annotations
@@ -18,8 +19,16 @@ from cpipe.report.figures import DeviceFigures
 from cpipe.units import ns_to_ms
 
 if TYPE_CHECKING:
+    from cpipe.report.check import CheckReport
+    from cpipe.report.compared import CompareReport
+    from cpipe.report.crossed import CrossoverReport
+    from cpipe.report.diff import DiffReport
     from cpipe.report.explained import ExplainReport
+    from cpipe.report.exported import ExportReport
+    from cpipe.report.health import DoctorReport
+    from cpipe.report.imported import ImportReport
     from cpipe.report.shown import ShowReport
+    from cpipe.report.sweep import SweepReport
 
 __all__ = [
     "DeviceReport",
@@ -109,6 +118,8 @@ class SolveReport(Frozen, frozen=True, kw_only=True):
         What proved the bound.
     placement
         Device index of each stage.
+    recompute
+        Stages that recompute; absent when there are none.
     devices
         In rank order.
     diagnostics
@@ -128,6 +139,7 @@ class SolveReport(Frozen, frozen=True, kw_only=True):
     gap: float | None = None
     proved_by: str | None = None
     placement: tuple[int, ...] | None = None
+    recompute: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     devices: tuple[DeviceReport, ...] = ()
     diagnostics: tuple[DiagnosticReport, ...] = ()
 
@@ -255,7 +267,8 @@ class ErrorReport(Frozen, frozen=True, kw_only=True):
 
 
 Report: TypeAlias = (
-    "SolveReport | ValidateReport | SimulateReport | ShowReport | ExplainReport | RunReport | ErrorReport"
+    "SolveReport | ValidateReport | SimulateReport | ShowReport | ExplainReport | DiffReport | CheckReport | RunReport "
+    "| CompareReport | CrossoverReport | ExportReport | ImportReport | DoctorReport | SweepReport | ErrorReport"
 )
 
 
@@ -274,6 +287,7 @@ def solve_report(
         gap=result.gap,
         proved_by=result.bound.proved_by,
         placement=plan.problem.placement,
+        recompute=plan.problem.recompute or msgspec.UNSET,
         devices=tuple(map(device_report, figures)),
         diagnostics=diagnostic_reports(warnings),
     )
@@ -374,6 +388,39 @@ def failure_report(
         from cpipe.report.explained import ExplainReport
 
         return ExplainReport(status="error", diagnostics=found)
+    if command == "diff":
+        from cpipe.report.diff import DiffReport
+
+        return DiffReport(status="error", diagnostics=found)
+    if command == "check":
+        from cpipe.report.check import CheckReport
+
+        return CheckReport(status="error", diagnostics=found)
+    if command == "compare":
+        from cpipe.report.compared import CompareReport
+
+        return CompareReport(status="error", diagnostics=found)
+    if command == "crossover":
+        from cpipe.report.crossed import CROSSOVER_FAILURES, CrossoverReport
+
+        ended = next((name for name in CROSSOVER_FAILURES if name == status), CROSSOVER_FAILURES[-1])
+        return CrossoverReport(status=ended, diagnostics=found)
+    if command == "export":
+        from cpipe.report.exported import ExportReport
+
+        return ExportReport(status="error", diagnostics=found)
+    if command == "import":
+        from cpipe.report.imported import ImportReport
+
+        return ImportReport(status="error", diagnostics=found)
+    if command == "doctor":
+        from cpipe.report.health import DoctorReport
+
+        return DoctorReport(status="error", diagnostics=found)
+    if command == "sweep":
+        from cpipe.report.sweep import SweepReport
+
+        return SweepReport(status="error", diagnostics=found)
     if command == "run":
         return RunReport(status="error", diagnostics=found)
     return ErrorReport(command=command, diagnostics=found)
@@ -398,15 +445,32 @@ def _writable(value: Any) -> Any:
     return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+_LEFT_OUT = ("recompute",)
+"""Fields that are absent where there is nothing to tell."""
+
+
 def report_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) that every report meets."""
-    from cpipe.report.explained import ExplainReport  # these build on this module
-    from cpipe.report.shown import ShowReport  # it builds on this module
+    from cpipe.report.check import CheckReport  # these build on this module
+    from cpipe.report.compared import CompareReport
+    from cpipe.report.crossed import CrossoverReport
+    from cpipe.report.diff import DiffReport
+    from cpipe.report.explained import ExplainReport
+    from cpipe.report.exported import ExportReport
+    from cpipe.report.health import DoctorReport
+    from cpipe.report.imported import ImportReport
+    from cpipe.report.shown import ShowReport
+    from cpipe.report.sweep import SweepReport
 
-    kinds = (SolveReport, ValidateReport, SimulateReport, ShowReport, ExplainReport, RunReport, ErrorReport)
+    kinds = (
+        *(SolveReport, ValidateReport, SimulateReport, ShowReport, ExplainReport, DiffReport, CheckReport),
+        *(CompareReport, CrossoverReport),
+        *(RunReport, ExportReport, ImportReport, DoctorReport, SweepReport, ErrorReport),
+    )
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
-        definition["required"] = list(definition["properties"])  # defaults are written out too
+        # defaults are written out too
+        definition["required"] = [name for name in definition["properties"] if name not in _LEFT_OUT]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "cpipe.report version 1",

@@ -10,7 +10,7 @@ from cpipe.ir import Plan
 from cpipe.ir.explanation import Explanation, IdleCause, Segment, WhatIf
 from cpipe.report.explained import Share, path_shares
 from cpipe.report.figures import DeviceFigures
-from cpipe.report.summary import device_table, load_line
+from cpipe.report.summary import device_table, load_line, outline
 from cpipe.report.tables import byte_unit, format_bytes, format_ms, format_percent, render_table
 from cpipe.report.terminal import printable
 
@@ -24,6 +24,7 @@ _CAUSES: tuple[tuple[IdleCause, str], ...] = (
     ("data-parallel", "data par."),
     ("other", "other"),
     ("tail", "tail"),
+    ("step", "step"),
 )
 _KIND_NAMES = {
     "compute": "compute on {device}",
@@ -31,6 +32,7 @@ _KIND_NAMES = {
     "latency": "latency of {link}",
     "transfer": "messages {link}",
     "collective": "data-parallel collectives of {device}",
+    "step": "the step of all devices at the end",
     "unknown": "not explained by the plan's times",
 }
 _CHANGES = {
@@ -84,7 +86,7 @@ def _head(plan: Plan, explanation: Explanation) -> str:
     problem, made_by, bound = plan.problem, plan.made_by, explanation.bound
     name = f"{printable(problem.name)}: " if problem.name else ""
     lines = [
-        f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches",
+        f"{name}{outline(problem)}",
         f"makespan {format_ms(explanation.makespan_ns)} ms",
     ]
     what = "makespan"
@@ -184,7 +186,7 @@ def _run_row(run: _Run, explanation: Explanation, names: Sequence[str]) -> tuple
     if first.pipe is not None:
         where = explanation.pipes[first.pipe]
     else:
-        where = names[first.device] if first.device >= 0 else "?"
+        where = names[first.device] if first.device >= 0 else "all" if first.kind == "step" else "?"
     return format_ms(first.start_ns), format_ms(run.length), where, ", ".join(_run_words(run))
 
 

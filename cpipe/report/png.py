@@ -92,8 +92,13 @@ class _Painter:
 
     def _rule(self, item: Rule) -> None:
         left, top, right, bottom = map(self._at, (item.x0, item.y0, item.x1, item.y1))
+        if left != right and top != bottom:  # a slanted one; the others stay sharp as rectangles
+            self._draw.line((left, top, right, bottom), fill=item.colour, width=self._scale)
+            return
         if not item.dashed:
-            self._draw.rectangle((left, top, right, bottom), fill=item.colour)
+            self._draw.rectangle(
+                (min(left, right), min(top, bottom), max(left, right), max(top, bottom)), fill=item.colour
+            )
             return
         dash = _DASH * self._scale
         for y in range(top, bottom, 2 * dash):  # dashed rules are upright

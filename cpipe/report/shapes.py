@@ -57,7 +57,7 @@ class Rect(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A straight line, upright or level."""
+    """A straight line; a dashed one is upright."""
 
     x0: float
     y0: float

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from cpipe.ir import Plan, SolveResult, Timeline
+from cpipe.ir import Plan, ProblemSummary, SolveResult, Timeline
 from cpipe.report.figures import DeviceFigures
 from cpipe.report.tables import byte_unit, format_bytes, format_ms, format_percent, render_table
 from cpipe.report.terminal import printable
 from cpipe.report.view import PlanView
 
-__all__ = ["device_table", "load_line", "plan_line", "simulate_lines", "solve_lines", "stage_ranges", "verdict"]
+__all__ = [
+    "device_table",
+    "load_line",
+    "outline",
+    "plan_line",
+    "simulate_lines",
+    "solve_lines",
+    "stage_ranges",
+    "verdict",
+]
 
 
-def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
-    """Return the summary of a search: verdict, devices, what limits the schedule."""
+def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures], recompute: Sequence[int] = ()) -> str:
+    """Return the summary of a search: verdict, devices, what limits the schedule; `recompute` lists such stages."""
     bound = f"{format_ms(result.bound.value_ns)} ms"
     reason = f" ({printable(result.bound.reason)})" if result.bound.reason else ""
     lines = [
@@ -28,6 +37,7 @@ def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures]) -> str:
         "",
         load_line(figures),
         f"no schedule beats {bound}{reason}",
+        *([f"recomputing: {_stages(recompute)}"] if recompute else []),
     ]
     return "\n".join(lines)
 
@@ -39,7 +49,7 @@ def plan_line(plan: Plan, separator: str = "; ") -> str:
     gap = (reached - claims.lower_bound_ns) / reached if reached else 0.0
     name = f"{printable(problem.name)}: " if problem.name else ""
     return (
-        f"{name}{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches{separator}"
+        f"{name}{outline(problem)}{separator}"
         f"makespan {format_ms(claims.makespan_ns)} ms, {_span(claims.span_ns)}lower bound {format_ms(claims.lower_bound_ns)} ms, "
         f"gap {format_percent(gap)}, made by {printable(plan.made_by.method)}, "
         f"bound proved by {_prover(claims.proved_by)}"
@@ -50,7 +60,7 @@ def verdict(view: PlanView) -> str:
     """Return sizes, makespan, bound and gap of what is shown, in one line; no bound where it is of another job."""
     problem, claims = view.plan.problem, view.plan.claims
     parts = [
-        f"{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches",
+        outline(problem),
         f"makespan {format_ms(claims.makespan_ns)} ms",
     ]
     if claims.span_ns is not None:
@@ -59,6 +69,16 @@ def verdict(view: PlanView) -> str:
         parts += [f"lower bound {format_ms(view.bound_ns)} ms", f"gap {format_percent(view.gap)}"]
     parts.append(f"made by {printable(view.plan.made_by.method)}")
     return "; ".join(parts)
+
+
+def outline(problem: ProblemSummary) -> str:
+    """Return the sizes of a job, and the stages that recompute."""
+    sizes = f"{problem.devices} devices, {problem.stages} stages, {problem.microbatches} microbatches"
+    return f"{sizes}, {_stages(problem.recompute)} recomputing" if problem.recompute else sizes
+
+
+def _stages(stages: Sequence[int]) -> str:
+    return f"stage{'s' * (len(stages) > 1)} {stage_ranges(stages)}"
 
 
 def _span(span_ns: int | None) -> str:
