@@ -1,6 +1,6 @@
 """cpipe compiles a measured pipeline profile into a proven schedule and a plan that a runtime executes.
 
-The whole library in six names::
+The whole library in eight names::
 
     import cpipe
 
@@ -8,6 +8,8 @@ The whole library in six names::
     plan = cpipe.solve(profile, method="auto")
     faults = cpipe.validate(plan, profile)
     timeline = cpipe.simulate(plan, profile)
+    explanation = cpipe.explain(plan, profile)
+    picture = cpipe.render_svg(plan, profile)
     cpipe.save_plan(plan, "plan.json")
     plan = cpipe.load_plan("plan.json")
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from cpipe.errors import Diagnostic
     from cpipe.ir import Plan, Problem, Timeline
+    from cpipe.ir.explanation import Explanation
     from cpipe.plan import load_plan
     from cpipe.profile import Profile, load_profile
 
@@ -32,7 +35,17 @@ if TYPE_CHECKING:
         """Search the order of operations that finishes soonest; see `_solve`."""
 
 
-__all__ = ["__version__", "load_plan", "load_profile", "save_plan", "simulate", "solve", "validate"]
+__all__ = [
+    "__version__",
+    "explain",
+    "load_plan",
+    "load_profile",
+    "render_svg",
+    "save_plan",
+    "simulate",
+    "solve",
+    "validate",
+]
 
 __version__ = "0.1.0"
 
@@ -119,6 +132,62 @@ def simulate(plan: Plan, profile: Profile) -> Timeline:
     return timeline
 
 
+def explain(plan: Plan, profile: Profile | None = None) -> Explanation:
+    """Say why a plan takes as long as it does: critical path, idle time by cause, and what a change would give.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    profile
+        What it is replayed on, its own profile or another of the same sizes. Without one the plan's own times are
+        explained, and costs of links, memory and what-ifs are left out.
+
+    Raises
+    ------
+    cpipe.errors.PlanError
+        The plan is not valid.
+    cpipe.errors.InputError
+        The plan is not for this kind of job.
+    """
+    analysis = import_module("cpipe.analysis")
+    _check(plan)
+    if profile is None:
+        stated: Explanation = analysis.explain_stated(plan)
+        return stated
+    problem = import_module("cpipe.compiler").problem_for_plan(plan, profile)
+    explanation: Explanation = analysis.explain_plan(plan, problem, simulate(plan, profile))
+    return explanation
+
+
+def render_svg(plan: Plan, profile: Profile | None = None) -> bytes:
+    """Draw a plan as an SVG picture, UTF-8: lanes of every rank and channel, and the critical path.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    profile
+        What it is replayed on. Without one the times are the plan's own, and when messages arrive is not known.
+
+    Raises
+    ------
+    cpipe.errors.PlanError
+        The plan is not valid.
+    cpipe.errors.InputError
+        The plan is not for this kind of job.
+    """
+    _check(plan)
+    if profile is None:
+        view = import_module("cpipe.report.build_view").plan_view(plan)
+    else:
+        problem = import_module("cpipe.compiler").problem_for_plan(plan, profile)
+        view = import_module("cpipe.analysis").replayed_view(plan, problem, simulate(plan, profile))
+    drawing = import_module("cpipe.report.drawing").draw_plans([view], [plan.problem.name])
+    picture: bytes = import_module("cpipe.report.svg").render_svg(drawing)
+    return picture
+
+
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as its canonical text: all of it or nothing, with ordinary permissions.
 
@@ -136,6 +205,13 @@ class CallablePackage(ModuleType):
     def __call__(self, profile: Profile, **options: Any) -> Plan:
         """Solve a profile; see `cpipe._solve`."""
         return _solve(profile, **options)
+
+
+def _check(plan: Plan) -> None:
+    """Raise a PlanError with every fault that the plan has by itself."""
+    faults = tuple(fault for fault in validate(plan) if fault.severity == "error")
+    if faults:
+        raise import_module("cpipe.errors").PlanError(faults)
 
 
 def _is_profile(value: object) -> bool:

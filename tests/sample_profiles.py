@@ -165,7 +165,7 @@ WRONG_FIELDS: list[tuple[Edits, list[str]]] = [
         {f"{JOB}.mode": "zero3"},
         [
             '$.data_parallel.mode: expected one of "ddp", "zero1", got "zero3": '
-            "it reduces gradients in every microbatch, which is not modelled [unsupported-mode]"
+            "it gathers parameters and reduces gradients in every microbatch, which is not modelled [unsupported-mode]"
         ],
     ),
     ({f"{JOB}.mode": "dp"}, ['$.data_parallel.mode: expected one of "ddp", "zero1", got "dp" [unknown-value]']),

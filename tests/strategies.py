@@ -54,12 +54,14 @@ def profiles(
     max_microbatches: int = 5,
     memory: bool = True,
     data_parallel: bool = True,
+    step: bool = False,
 ) -> dict[str, Any]:
     """Draw a valid profile as the dict its JSON text decodes to.
 
     Devices may stand on up to two sites, stages on any device (some may stay empty); links are full, half or
     one-way, between sites or devices. `memory` allows limits, tight ones too (the profile may be infeasible),
-    `data_parallel` allows collectives, with or without contention.
+    `data_parallel` allows collectives, with or without contention. With `step` all devices may
+    have something to do together at the end.
     """
     devices: list[dict[str, Any]] = [{"id": f"g{index}"} for index in range(draw(st.integers(1, max_devices)))]
     sites = draw(st.sampled_from([(None,), ("east",), ("east", "west")]))
@@ -81,6 +83,8 @@ def profiles(
     }
     if data_parallel and draw(st.booleans()):
         profile["data_parallel"] = draw(_jobs(profile["links"]))
+    if step:
+        profile["step_ms"] = draw(_MS)
     if draw(st.integers(0, 9)) == 9:
         profile["extensions"] = {"owner": "team", "tags": [1, 2.5, None]}
     return profile
@@ -125,6 +129,9 @@ def _stages(draw: st.DrawFn, index: int, device: int) -> dict[str, Any]:
         stage["full_backward_ms"] = draw(_MS)
     for name in draw(st.lists(st.sampled_from(_OPTIONAL_SIZES), unique=True)):
         stage[name] = draw(_BYTES)
+    if "activation_bytes" in stage and draw(st.integers(0, 3)) == 3:
+        kept = draw(st.integers(0, stage["activation_bytes"]))
+        stage["recompute"] = {"activation_bytes": kept, "extra_ms": draw(_MS)}
     for name in draw(st.lists(st.sampled_from(_OPTIONAL_TIMES), unique=True, max_size=2)):
         stage[name] = draw(_MS)
     return stage

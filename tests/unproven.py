@@ -16,6 +16,7 @@ def prepare(worker: str | None = None) -> None:
     """Leave everything to the solver, and put a worker of `stub_workers` in its place if one is named."""
     setattr(auto, "lower_bound", lambda problem: Bound(value_ns=1))  # noqa: B010
     setattr(auto._Solve, "_local_search", lambda self: None)  # noqa: B010
+    setattr(auto._Solve, "_tighten", lambda self: None)  # noqa: B010
     if worker is not None:
         setattr(solve, "WORKER", f"stub_workers:{worker}")  # noqa: B010
 

@@ -47,12 +47,14 @@ def stated_replay(plan: Plan) -> tuple[Problem, Schedule, Timeline]:
     starts = tuple(tuple(start for start, _ in times[device]) for device in range(problem.num_devices))
     ends = tuple(tuple(end for _, end in times[device]) for device in range(problem.num_devices))
     collectives = _collectives(plan)
+    last = max([0, *(end for row in ends for end in row), *(run.end_ns for run in collectives)])
     timeline = Timeline(
         starts=starts,
         ends=ends,
         messages=_messages(problem, schedule, starts, ends, collectives),
         collectives=collectives,
-        makespan_ns=max([0, *(end for row in ends for end in row), *(run.end_ns for run in collectives)]),
+        makespan_ns=last + _step(plan),
+        step_ns=_step(plan),
     )
     return problem, schedule, timeline
 
@@ -109,6 +111,12 @@ def _times(plan: Plan) -> dict[int, list[tuple[int, int]]]:
                     raise InvariantError(f"rank {program.rank} ops[{index}]: {step.op} without times")
                 row += [(step.start_ns, step.end_ns)] * (2 if step.op == "FB" else 1)
     return times
+
+
+def _step(plan: Plan) -> int:
+    """Return how long the step of all ranks takes [ns]."""
+    steps = (step for program in plan.ranks for step in program.ops if step.op == "STEP")
+    return max([0, *((step.end_ns or 0) - (step.start_ns or 0) for step in steps)])
 
 
 def _collectives(plan: Plan) -> tuple[CollectiveRun, ...]:

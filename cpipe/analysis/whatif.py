@@ -28,6 +28,7 @@ from cpipe.sim.memory import fits
 from cpipe.solve.bounds import lower_bound
 from cpipe.solve.family import tune_and_apply
 from cpipe.solve.search import LocalSearch
+from cpipe.units import Ns
 
 __all__ = ["MOST", "Present", "tight_devices", "what_ifs"]
 
@@ -263,6 +264,9 @@ def _searched(problem: Problem, target: int, best: int | None, starts: Iterable[
     num_ops = 3 * problem.num_stages * problem.microbatches
     if not _is_searched(problem):
         return best, 0
+    step = problem.step_ns  # behind every order alike: searches do without
+    problem, target = replace(problem, step_ns=Ns(0)), target - step
+    best = None if best is None else best - step
     simulator = Simulator(problem)
     cost = 1 if simulator.is_direct else _QUEUED_COST
     work = min(_FAMILY_WORK, _ORDERS * num_ops) // cost
@@ -278,4 +282,4 @@ def _searched(problem: Problem, target: int, best: int | None, starts: Iterable[
             makespan = search.improve(order)[0]
             evaluations += search.evaluations
         best = makespan if best is None else min(best, makespan)
-    return best, evaluations
+    return (None if best is None else best + step), evaluations

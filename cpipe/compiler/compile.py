@@ -1,7 +1,7 @@
 """Solve, lower, validate: the best over placements, with as many posted receives as memory allows.
 
-Two choices are made here, because they join the parts: which stage -> device list (`placement`), and how many receives
-may be posted at once when their buffers do not fit in memory (`receive_window`).
+Three choices are made here, because they join the parts: which stage -> device list (`placement`), which stages
+recompute, and how many receives may be posted at once when their buffers do not fit in memory (`receive_window`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import NamedTuple
 import msgspec
 
 import cpipe
-from cpipe.compiler.claims import with_transports
+from cpipe.compiler.claims import claiming, with_transports
 from cpipe.compiler.options import PLACEMENTS, SolveOptions
 from cpipe.compiler.placements import implied_placement, placements
+from cpipe.compiler.recompute import Choice, asked_choice, closed_bound, least_bound, rank_choices, worth_it
 from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, ProfileError, UsageError
-from cpipe.ir import MadeBy, Plan, Problem, Schedule, SolveResult
+from cpipe.ir import Bound, MadeBy, Plan, Problem, Schedule, SolveResult
 from cpipe.ir.base import Frozen
 from cpipe.plan import lower, plan_digest, validate
-from cpipe.profile import Profile, normalize
+from cpipe.plan.lower import certificate
+from cpipe.profile import Profile, lightest, normalize
+from cpipe.profile.memory import memory_faults
 from cpipe.sim import memory_peaks
 from cpipe.solve import SolveLimits, Stop, TimeLimit, solve
 
 __all__ = ["Compiled", "compile_profile"]
 
 Progress = Callable[[str], None]
+
+_FULL_SOLVES = 2  # choices of stages that recompute which are searched in full, beside none at all
 
 
 class _Job(NamedTuple):
@@ -104,8 +109,8 @@ def compile_profile(
         if best is not None and _is_stopped(job):
             break
         try:
-            problem = normalize(profile, placement=placement, flows=2 if name == "bidirectional" else 1)
-            compiled = _compile_problem(problem, job.shared(len(candidates) - number), name)
+            placed = _Placed(profile, name, placement)
+            compiled = _compile_placed(placed, job.shared(len(candidates) - number))
         except (InfeasibleError, NoSolutionError, ProfileError, UsageError) as error:
             if options.placement != "auto":
                 raise
@@ -124,10 +129,92 @@ def compile_profile(
     return msgspec.structs.replace(best, result=result)
 
 
-def _compile_problem(problem: Problem, job: _Job, placement: str) -> Compiled:
+class _Placed(NamedTuple):
+    """A profile with a placement of its stages: its name and, unless it is the profile's own, the devices."""
+
+    profile: Profile
+    name: str
+    placement: tuple[int, ...] | None
+
+    @property
+    def flows(self) -> int:
+        """Number of flows."""
+        return 2 if self.name == "bidirectional" else 1
+
+    def problem(self, choice: Choice, *, prove_memory: bool = True) -> Problem:
+        """Return the problem in which the stages of `choice` recompute."""
+        return normalize(
+            self.profile, placement=self.placement, flows=self.flows, recompute=choice, prove_memory=prove_memory
+        )
+
+
+def _compile_placed(placed: _Placed, job: _Job) -> Compiled:
+    """Compile with the stages recomputing that were asked for; where that is left to us, with the best found."""
+    asked = asked_choice(placed.profile, job.options.recompute, placed.flows)
+    if asked is not None:
+        return _compile_problem(placed.problem(asked), job, placed.name)
+    free = placed.problem((), prove_memory=False)
+    light = lightest(free, placed.profile)
+    if faults := tuple(memory_faults(light)):
+        raise InfeasibleError(faults, hint="raise memory_bytes, or place the stages otherwise")
+    bound = closed_bound(light, job.options.objective)
+    stages = worth_it(free, placed.profile)
+    done, failures = _solved_choices(placed, job, stages, bound)
+    if not done:
+        hint = "no choice of stages that recompute was found with which it fits"
+        raise NoSolutionError(failures[0].diagnostics, hint=hint)
+    best = min(done, key=lambda compiled: compiled.result.objective_ns)
+    if best.result.objective_ns > bound.value_ns and not _is_stopped(job):
+        known = {compiled.problem.recompute: compiled.result.bound.value_ns for compiled in done}
+        least = least_bound(placed.problem, stages, known, job.options.objective)
+        if least is not None and least > bound.value_ns:
+            return _claiming(best, msgspec.structs.replace(best.result.bound, value_ns=least))
+    return _claiming(best, bound)
+
+
+def _solved_choices(
+    placed: _Placed, job: _Job, stages: Choice, bound: Bound
+) -> tuple[list[Compiled], list[InfeasibleError | NoSolutionError]]:
+    """Compile with no stage recomputing, then with the choices that a quick look likes best; also say why some fail."""
+    done: list[Compiled] = []
+    failures: list[InfeasibleError | NoSolutionError] = []
+
+    def attempt(choice: Choice, attempts: int, starts: tuple[Schedule, ...] = ()) -> None:
+        try:
+            done.append(_compile_problem(placed.problem(choice), job.shared(attempts), placed.name, starts))
+        except (InfeasibleError, NoSolutionError) as error:
+            failures.append(error)
+
+    attempt((), 1 + _FULL_SOLVES)
+    if _is_stopped(job) or any(compiled.result.objective_ns <= bound.value_ns for compiled in done):
+        return done, failures
+    starts = tuple(compiled.result.schedule for compiled in done)
+    ranking = [one for one in rank_choices(placed.problem, stages, job.options, job.limits, starts) if one.choice]
+    for number, (_, choice, schedule) in enumerate(ranking[:_FULL_SOLVES]):
+        if not (done and _is_stopped(job)):
+            attempt(choice, _FULL_SOLVES - number, (schedule, *starts))
+    return done, failures
+
+
+def _claiming(compiled: Compiled, bound: Bound) -> Compiled:
+    """Return a compilation that claims a bound over all choices of stages that recompute.
+
+    It claims its own closed one where that is smaller: what a plan says that closed forms prove is checked on its own
+    problem. (It is no smaller but for the way in which it is searched for.)
+    """
+    result = compiled.result
+    own = closed_bound(compiled.problem, result.objective)
+    if own.value_ns < bound.value_ns and bound.proved_by == own.proved_by:
+        bound = own
+    proof = certificate(result.objective_ns, bound)
+    plan = claiming(compiled.plan, lower_bound_ns=bound.value_ns, proved_by=bound.proved_by, **proof)
+    return msgspec.structs.replace(compiled, plan=plan, result=msgspec.structs.replace(result, bound=bound))
+
+
+def _compile_problem(problem: Problem, job: _Job, placement: str, starts: tuple[Schedule, ...] = ()) -> Compiled:
     """Solve and lower; if the receives that this posts are too many, again with fewer posted at once."""
     problem.verify()
-    result = _attempt(problem, job, attempts=2 if _may_need_narrowing(problem, job.options) else 1)
+    result = _attempt(problem, job, starts=starts, attempts=2 if _may_need_narrowing(problem, job.options) else 1)
     compiled = _lowered(problem, result, job.options, placement)
     widest = max((channel.window for channel in compiled.plan.channels), default=0)
     allowed = min(widest, job.options.receive_window or widest)
@@ -233,6 +320,7 @@ def _limits(options: SolveOptions) -> dict[str, float | int | str]:
         "placement": None if options.placement == "profile" else options.placement,
         "objective": None if options.objective == "makespan" else options.objective,
         "group_size": options.group_size,
+        "recompute": None if options.recompute == "auto" else options.recompute,
     }
     return {name: value for name, value in chosen.items() if value is not None}
 

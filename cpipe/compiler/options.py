@@ -36,6 +36,9 @@ class SolveOptions(Frozen, frozen=True, kw_only=True):
         What to minimise: ``makespan`` or ``span``.
     group_size
         Consecutive microbatches through one stage of a device, of the method ``interleaved-1f1b``; None: its own.
+    recompute
+        Which stages recompute, of those that offer it: ``auto`` (searched), ``none``, ``all``, or numbers of the
+        profile's stages apart by commas.
     """
 
     method: str = "auto"
@@ -47,3 +50,4 @@ class SolveOptions(Frozen, frozen=True, kw_only=True):
     node_limit: int | None = None
     objective: Objective = "makespan"
     group_size: int | None = None
+    recompute: str = "auto"

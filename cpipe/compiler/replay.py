@@ -8,19 +8,22 @@ from cpipe.errors import Diagnostic, PlanError, ProfileError
 from cpipe.ir import Plan, Problem, Timeline
 from cpipe.plan import lift, posting_gates
 from cpipe.profile import Profile, normalize
+from cpipe.profile.recompute import offers
 from cpipe.sim import simulate
 
 __all__ = ["problem_for_plan", "simulate_plan"]
 
 
 def problem_for_plan(plan: Plan, profile: Profile, receive_window: int | None = None) -> Problem:
-    """Return the problem of `profile` under the plan's own placement, whether or not its memory suffices.
+    """Return the problem of `profile` under the plan's own choices, whether or not its memory suffices.
+
+    Those are its placement and the stages that recompute.
 
     Raises
     ------
     ProfileError
-        When numbers of devices, stages or microbatches differ, or its placement needs a link that the profile lacks:
-        the plan is not for this job.
+        When numbers of devices, stages or microbatches differ, its placement needs a link that the profile lacks, or it
+        recomputes a stage that does not offer it: the plan is not for this job.
     """
     summary = plan.problem
     flows = summary.flows
@@ -49,10 +52,23 @@ def problem_for_plan(plan: Plan, profile: Profile, receive_window: int | None = 
         for stage, device in enumerate(summary.placement)
         if not 0 <= device < len(profile.devices)
     ]
+    offered = offers(profile)
+    faults += [
+        Diagnostic(
+            code="recompute-not-offered", message=f"the plan recomputes stage {stage}, the profile does not offer it"
+        )
+        for stage in summary.recompute
+        if not 0 <= stage < summary.stages or stage % len(profile.stages) not in offered
+    ]
     if faults:
         raise ProfileError(faults)
     return normalize(
-        profile, placement=summary.placement, receive_window=receive_window, prove_memory=False, flows=flows
+        profile,
+        placement=summary.placement,
+        receive_window=receive_window,
+        prove_memory=False,
+        flows=flows,
+        recompute=summary.recompute,
     )
 
 

@@ -54,7 +54,7 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     group
         Of a collective and its WAIT.
     start_ns, end_ns
-        Expected times [ns] of compute ops and collectives.
+        Expected times [ns] of compute ops and collectives, and of a STEP that takes any.
     """
 
     op: InstructionName
@@ -123,7 +123,8 @@ class ProblemSummary(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     """Which problem the plan solves.
 
     With `flows` above 1, `stages` and `placement` list the stages of every flow, one flow after the other, and
-    `microbatches` are those of each flow.
+    `microbatches` are those of each flow. `recompute` lists the stages that keep part of their activations
+    only and make the rest again in the backward, in flow order.
     """
 
     digest: str
@@ -133,6 +134,7 @@ class ProblemSummary(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     microbatches: Integer
     placement: tuple[Integer, ...]
     flows: Integer = 1
+    recompute: tuple[Integer, ...] = ()
 
     @property
     def flow_length(self) -> int:

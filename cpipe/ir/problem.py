@@ -56,7 +56,12 @@ class Stage(Frozen, frozen=True, kw_only=True):
     static_bytes
         Parameters, gradients and optimizer state, always resident.
     forward_transient_bytes, input_grad_transient_bytes, weight_grad_transient_bytes
-        Extra while F, D, W runs; B has the larger of the last two.
+        Extra while F, D, W runs.
+    full_backward_transient_bytes
+        Extra while B runs; None is the larger of those of D and W.
+    recomputes, recompute_ns
+        Whether the stage keeps part of its activation only and makes the rest again, and how long that takes. The
+        other fields are those of such a stage: the durations of B, and of D or W, have the time already.
     all_gather_ns, reduce_ns
         Durations of the stage's data-parallel collectives: the all-gather before its first F (ZeRO-1) and
         the all-reduce (DDP) or reduce-scatter (ZeRO-1) after its last W or B; where a stage has copies, of the
@@ -79,6 +84,16 @@ class Stage(Frozen, frozen=True, kw_only=True):
     all_gather_ns: Ns = Ns(0)
     reduce_ns: Ns = Ns(0)
     forward_backward_ns: Ns | None = None
+    recomputes: bool = False
+    recompute_ns: Ns = Ns(0)
+    full_backward_transient_bytes: Bytes | None = None
+
+    @property
+    def whole_transient_bytes(self) -> Bytes:
+        """Extra while B runs [bytes]."""
+        if self.full_backward_transient_bytes is not None:
+            return self.full_backward_transient_bytes
+        return max(self.input_grad_transient_bytes, self.weight_grad_transient_bytes)
 
 
 class Hop(Frozen, frozen=True, kw_only=True):
@@ -189,6 +204,11 @@ class Problem(Frozen, frozen=True, kw_only=True):
         return tuple(stage.device for stage in self.stages)
 
     @property
+    def recompute(self) -> tuple[int, ...]:
+        """Stages that recompute, in flow order."""
+        return tuple(index for index, stage in enumerate(self.stages) if stage.recomputes)
+
+    @property
     def flow_length(self) -> int:
         """Number of stages of each flow."""
         return len(self.stages) // len(self.flows)
@@ -208,12 +228,14 @@ class Problem(Frozen, frozen=True, kw_only=True):
     def pair_ns(self, forward_stage: int, backward_stage: int) -> Ns:
         """Return the duration [ns] of a fused pair: the forward of one stage beside the full backward of another.
 
-        That is what the profile measured for the forward's stage, but never less than either part takes alone.
+        That is what the profile measured for the forward's stage, and what the backward's recomputes, but never less
+        than either part takes alone.
         """
         forward, backward = self.stages[forward_stage], self.stages[backward_stage]
         if forward.forward_backward_ns is None:
             return Ns(forward.forward_ns + backward.full_backward_ns)
-        return max(forward.forward_backward_ns, forward.forward_ns, backward.full_backward_ns)
+        measured = Ns(forward.forward_backward_ns + backward.recompute_ns)
+        return max(measured, forward.forward_ns, backward.full_backward_ns)
 
     def pair_saving_ns(self, stage: int) -> Ns:
         """Return the most [ns] that the work of a device shrinks when a forward of `stage` runs in a fused pair.
@@ -280,7 +302,8 @@ class Problem(Frozen, frozen=True, kw_only=True):
             _check(0 <= stage.device < len(self.devices), f"stages[{index}].device is {stage.device}")
             for name in _NONNEGATIVE:
                 _check(getattr(stage, name) >= 0, f"stages[{index}].{name} is negative")
-            _check((stage.forward_backward_ns or 0) >= 0, f"stages[{index}].forward_backward_ns is negative")
+            for name in _OPTIONAL:
+                _check((getattr(stage, name) or 0) >= 0, f"stages[{index}].{name} is negative")
         for boundary, (forward, backward) in enumerate(zip(self.forward_hops, self.backward_hops, strict=True)):
             self._verify_hop(f"forward_hops[{boundary}]", forward, boundary, boundary + 1)
             self._verify_hop(f"backward_hops[{boundary}]", backward, boundary + 1, boundary)
@@ -321,10 +344,9 @@ def _hop_kinds(problem: Problem) -> tuple[tuple[tuple[Hop | None, ...], Literal[
     return (problem.forward_hops, "activation"), (problem.backward_hops, "gradient")
 
 
+_OPTIONAL = ("forward_backward_ns", "full_backward_transient_bytes")
 _NONNEGATIVE = tuple(
-    name
-    for name in Stage.__struct_fields__
-    if name.endswith(("_ns", "_bytes")) and name != "forward_backward_ns"  # which may be None
+    name for name in Stage.__struct_fields__ if name.endswith(("_ns", "_bytes")) and name not in _OPTIONAL
 )
 
 

@@ -34,7 +34,7 @@ class Builder:
     homes
         Where the fields of each type stand, for a key in the wrong place.
     reasons
-        Values of no Literal that people try all the same, each with why it is refused.
+        Values of no Literal, and keys of no object, that people try all the same: each with why it is refused.
     nulls
         Accept null where a field may be absent.
     """
@@ -86,7 +86,9 @@ class Builder:
             if field := fields.get(key):
                 built[field.name] = self.build(field.type, child, member(path, key))
             else:
-                self._note("unknown-key", f"unknown key {shown(key)}", member(path, key), self._spelling(key, kind))
+                reason = self._reasons.get(key, "")
+                message = f"unknown key {shown(key)}{reason and ': '}{reason}"
+                self._note("unknown-key", message, member(path, key), None if reason else self._spelling(key, kind))
         for field in kind.fields:
             if field.required and field.encode_name not in value:
                 self._note("missing-key", f"the required key {shown(field.encode_name)} is missing", path)

@@ -283,6 +283,13 @@ def _wait(collective: Instruction) -> Instruction:
     return Instruction(op="WAIT", stage=collective.stage, group=collective.group)
 
 
+def _step(timeline: Timeline) -> Instruction:
+    """Return the end of the iteration; it has times only where it takes some."""
+    if not timeline.step_ns:
+        return Instruction(op="STEP")
+    return Instruction(op="STEP", start_ns=timeline.work_ends_ns, end_ns=timeline.makespan_ns)
+
+
 def receive_windows(ops: Iterable[Instruction]) -> dict[int, int]:
     """Return, for each channel of a program, the most receives posted and not yet consumed at once."""
     windows: dict[int, int] = {}
@@ -311,4 +318,5 @@ def _summary(problem: Problem) -> ProblemSummary:
         microbatches=problem.microbatches,
         placement=problem.placement,
         flows=len(problem.flows),
+        recompute=problem.recompute,
     )

@@ -10,15 +10,18 @@ from cpipe.profile.json_schema import profile_schema
 from cpipe.profile.lint import profile_warnings
 from cpipe.profile.load import encode_profile, load_profile, parse_profile
 from cpipe.profile.normalize import normalize
-from cpipe.profile.schema import DataParallelSpec, DeviceSpec, LinkSpec, Profile, StageSpec
+from cpipe.profile.recompute import lightest
+from cpipe.profile.schema import DataParallelSpec, DeviceSpec, LinkSpec, Profile, RecomputeSpec, StageSpec
 
 __all__ = [
     "DataParallelSpec",
     "DeviceSpec",
     "LinkSpec",
     "Profile",
+    "RecomputeSpec",
     "StageSpec",
     "encode_profile",
+    "lightest",
     "load_profile",
     "normalize",
     "parse_profile",

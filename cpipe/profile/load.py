@@ -12,6 +12,7 @@ from cpipe.errors import Diagnostic, ProfileError
 from cpipe.jsontext import Format, check_envelope, parse_json, read_bytes, scan
 from cpipe.profile.links import unlinked_sites
 from cpipe.profile.normalize import check_totals, translate
+from cpipe.profile.recompute import offers
 from cpipe.profile.rules import rule_faults
 from cpipe.profile.schema import PROFILE_FORMAT, PROFILE_VERSION, Profile
 from cpipe.profile.structure import build_profile
@@ -64,7 +65,7 @@ def parse_profile(data: bytes, file: str) -> Profile:
     if not any((fault.path or "").startswith(("$.devices", "$.links")) for fault in faults):
         faults += _in_file(unlinked_sites(profile), file)
     if not faults:
-        faults += _in_file(check_totals(translate(profile)), file)
+        faults += _in_file(check_totals(translate(profile, recompute=offers(profile))), file)
     if faults:
         faults.sort(key=lambda fault: order.get(fault.path or "$", 0))
         raise ProfileError(faults, hint=next((fault.hint for fault in faults if fault.hint), None))

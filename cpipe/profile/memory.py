@@ -55,6 +55,7 @@ def least_activation_bytes(stages: Sequence[Stage]) -> int:
 def everything_bytes(stage: Stage) -> int:
     """Return all that one microbatch can ever hold on `stage` [bytes], as if at once."""
     transients = stage.forward_transient_bytes + stage.input_grad_transient_bytes + stage.weight_grad_transient_bytes
+    transients += stage.full_backward_transient_bytes or 0
     return stage.activation_bytes + stage.held_bytes + transients
 
 
@@ -72,7 +73,7 @@ def _fits(stages: Sequence[Stage], capacity: int) -> bool:
     waiting: list[Stage] = []
     for stage in reversed(stages):
         grown = max(0, stage.held_bytes - stage.activation_bytes)
-        if resident + max(stage.input_grad_transient_bytes, stage.weight_grad_transient_bytes) <= capacity:
+        if resident + stage.whole_transient_bytes <= capacity:
             resident -= stage.activation_bytes
         elif stage.can_split and resident + grown + stage.input_grad_transient_bytes <= capacity:
             resident += stage.held_bytes - stage.activation_bytes

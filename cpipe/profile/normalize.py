@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 
 import msgspec
 
 from cpipe.errors import Diagnostic, InfeasibleError, ProfileError, UsageError
 from cpipe.ir.problem import Collectives, Device, Hop, Problem, Stage
+from cpipe.jsontext import shown
 from cpipe.profile.collectives import collective_times
 from cpipe.profile.flows import FLOWS, copy_reduce_ns, in_both_directions
 from cpipe.profile.links import LinkTable, Pipe, unlinked_sites
 from cpipe.profile.memory import everything_bytes, memory_faults
+from cpipe.profile.recompute import offers, recomputing
 from cpipe.profile.schema import Profile, StageSpec
 from cpipe.units import Bytes, Ns, ms_to_ns, ns_to_ms, occupancy_ns
 
@@ -30,6 +32,7 @@ def normalize(
     receive_window: int | None = None,
     prove_memory: bool = True,
     flows: int = 1,
+    recompute: Sequence[int] = (),
 ) -> Problem:
     """Translate a valid profile; a pure function.
 
@@ -46,6 +49,8 @@ def normalize(
     flows
         1, or 2 for a pipeline in both directions: see `cpipe.profile.flows`. `placement` then lists the devices of both
         flows' stages.
+    recompute
+        Stages (of both flows, where there are two) that recompute: they must offer it.
 
     Returns
     -------
@@ -56,7 +61,7 @@ def normalize(
     Raises
     ------
     UsageError
-        When `placement`, `receive_window` or `flows` do not fit the profile.
+        When `placement`, `receive_window`, `flows` or `recompute` do not fit the profile.
     ProfileError
         When `placement` needs a link that the profile does not have.
     InfeasibleError
@@ -74,21 +79,35 @@ def normalize(
         profile = _placed(profile, placement)
     if faults := tuple(unlinked_sites(profile, flows)):
         raise ProfileError(faults, hint=faults[0].hint)
-    problem = translate(profile, receive_window, flows)
+    if missing := sorted(set(recompute) - set(offers(profile))):
+        what = f"stage {missing[0]}"
+        if 0 <= missing[0] < len(profile.stages):
+            what = f"stage {missing[0]} ({shown(profile.stages[missing[0]].id)})"
+        raise UsageError(f"{what} offers no recomputation", code="recompute-not-offered")
+    problem = translate(profile, receive_window, flows, frozenset(recompute))
     if faults := tuple(check_totals(problem)):
         raise ProfileError(faults)
     if prove_memory and (faults := tuple(memory_faults(problem))):
-        raise InfeasibleError(faults, hint="raise memory_bytes, or place the stages otherwise")
+        hint = "raise memory_bytes, or place the stages otherwise"
+        if set(offers(profile)) - set(recompute):
+            hint += ", or let more stages recompute"
+        raise InfeasibleError(faults, hint=hint)
     return problem
 
 
-def translate(profile: Profile, receive_window: int | None = None, flows: int = 1) -> Problem:
+def translate(
+    profile: Profile, receive_window: int | None = None, flows: int = 1, recompute: Collection[int] = ()
+) -> Problem:
     """Return the problem of a valid profile, whether or not its memory suffices.
 
     With two flows it is the profile of both (`cpipe.profile.flows.in_both_directions`).
     """
     index_of = {device.id: index for index, device in enumerate(profile.devices)}
-    stages = tuple(_stage(spec, index_of[spec.device], profile) for spec in profile.stages)
+    stages = tuple(
+        recomputing(stage, spec.recompute) if spec.recompute is not None and index in recompute else stage
+        for index, spec in enumerate(profile.stages)
+        for stage in [_stage(spec, index_of[spec.device], profile)]
+    )
     pipes: dict[Pipe, int] = {}
     table = LinkTable(profile)
     forward: list[Hop | None] = []

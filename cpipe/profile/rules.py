@@ -85,6 +85,18 @@ def _pair_times(profile: Profile) -> Iterator[Diagnostic]:
             yield Diagnostic(code="pair-too-short", message=message, path=path)
 
 
+def _recompute_sizes(profile: Profile) -> Iterator[Diagnostic]:
+    """Require that a stage that recomputes keeps no more than one that does not."""
+    for index, stage in enumerate(profile.stages):
+        if stage.recompute is not None and stage.recompute.activation_bytes > stage.activation_bytes:
+            message = (
+                f"recomputing keeps part of the stage's activation_bytes {stage.activation_bytes}, "
+                f"got {stage.recompute.activation_bytes}"
+            )
+            path = f"$.stages[{index}].recompute.activation_bytes"
+            yield Diagnostic(code="recompute-keeps-more", message=message, path=path)
+
+
 def _link_ends(profile: Profile) -> Iterator[Diagnostic]:
     """Require `between`, or `from` and `to`; ends are two devices or two sites, each known and unambiguous."""
     devices = [device.id for device in profile.devices]
@@ -217,6 +229,7 @@ _RULES = (
     _known_devices,
     _backward_times,
     _pair_times,
+    _recompute_sizes,
     _link_ends,
     _unique_links,
     _link_costs,

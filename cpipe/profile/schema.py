@@ -23,6 +23,7 @@ __all__ = [
     "DeviceSpec",
     "LinkSpec",
     "Profile",
+    "RecomputeSpec",
     "StageSpec",
 ]
 
@@ -57,6 +58,13 @@ class DeviceSpec(_Spec, frozen=True, kw_only=True):
     memory_bytes: Annotated[Size, Meta(description="Memory, default no limit [bytes].")] | None = None
 
 
+class RecomputeSpec(_Spec, frozen=True, kw_only=True):
+    """What a stage may do to save memory: keep part of its activation, and make the rest again in the backward."""
+
+    activation_bytes: Annotated[Size, Meta(description="What F keeps until the backward ends [bytes].")]
+    extra_ms: Annotated[Milliseconds, Meta(description="Longer that the backward takes for it [ms].")]
+
+
 class StageSpec(_Spec, frozen=True, kw_only=True):
     """Costs of one stage for one microbatch; stages are listed in flow order."""
 
@@ -82,6 +90,9 @@ class StageSpec(_Spec, frozen=True, kw_only=True):
     activation_bytes: Annotated[Size, Meta(description="Allocated by F until the backward ends [bytes].")] = 0
     held_for_weight_grad_bytes: (
         Annotated[Size, Meta(description="The part still held between D and W, default none [bytes].")] | None
+    ) = None
+    recompute: (
+        Annotated[RecomputeSpec, Meta(description="Activation checkpointing: a choice of the search.")] | None
     ) = None
     static_bytes: Annotated[Size, Meta(description="Parameters, gradients and optimizer state [bytes].")] = 0
     forward_transient_bytes: Annotated[Size, Meta(description="Extra while F runs [bytes].")] = 0
@@ -145,11 +156,13 @@ class Profile(_Spec, frozen=True, kw_only=True):
 
     format: Annotated[Literal["cpipe.profile"], Meta(description="Name of the format.")]
     version: Annotated[Literal[1], Meta(description="Version of the format.")]
-    name: Annotated[str, Meta(max_length=200, pattern="^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$")] = ""
+    name: Annotated[
+        str, Meta(max_length=200, pattern="^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$", description="For people.")
+    ] = ""
     microbatches: Annotated[int, Meta(ge=1, le=MAX_MICROBATCHES, description="Microbatches of an iteration [count].")]
     devices: Annotated[tuple[DeviceSpec, ...], Meta(min_length=1, description="In rank order.")]
     stages: Annotated[tuple[StageSpec, ...], Meta(min_length=1, description="In flow order.")]
-    links: tuple[LinkSpec, ...] = ()
+    links: Annotated[tuple[LinkSpec, ...], Meta(description="What connects devices and sites.")] = ()
     data_parallel: DataParallelSpec | None = None
     step_ms: Annotated[
         Milliseconds, Meta(description="Global reduction and optimizer step, after the last op of every device [ms].")

@@ -46,7 +46,8 @@ class PlanExecutor:
     stages
         The modules of the stages that the plan places on this rank, on `device` already. A module takes the tensors
         that the stage before gives as separate arguments and gives a tensor or a flat tuple of tensors, of any
-        dtypes, with the same shapes for every microbatch of every step.
+        dtypes, with the same shapes for every microbatch of every step. Where the plan recomputes a stage, its module
+        runs twice for each microbatch, with the same random numbers and leaving its buffers alone the second time.
     loss_fn
         On the rank of the last stage: ``loss_fn(output, target)`` gives the scalar loss of a microbatch.
     rank
@@ -130,7 +131,14 @@ class PlanExecutor:
         self._crew = meet(self._bulletin, card, plan, self._watchdog.startup_s)
         scale = plan.problem.microbatches * plan.problem.flows if scale_grads else 1
         self._runners = {
-            stage: StageRunner(stage, self.rank, module, loss_fn if plan.problem.is_last(stage) else None, scale)
+            stage: StageRunner(
+                stage,
+                self.rank,
+                module,
+                loss_fn if plan.problem.is_last(stage) else None,
+                scale,
+                recomputes=stage in plan.problem.recompute,
+            )
             for stage, module in sorted(stages.items())
         }
         self._monitor = Monitor(self._bulletin, self._watchdog, self._crew.names, self._crew.ranks)

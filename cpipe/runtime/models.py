@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cpipe.errors import UsageError
-from cpipe.ir import Plan
+from cpipe.ir import Instruction, Plan
 
 __all__ = [
     "BUILT_IN",
@@ -237,11 +237,16 @@ def _overshoot_s() -> float:
 
 @dataclass
 class _Naps:
-    """How long the ops of one stage sleep [s]: by microbatch; and the order of its forwards."""
+    """How long the ops of one stage sleep [s], by microbatch; and what each run of its module is.
+
+    `runs` has (microbatch, whether that is its F). A stage that recomputes runs once more in the first op of the
+    backward that does something, whose time has that in it.
+    """
 
     forward: dict[int, float] = field(default_factory=dict)
     input_grad: dict[int, float] = field(default_factory=dict)
     weight_grad: dict[int, float] = field(default_factory=dict)
+    runs: list[tuple[int, bool]] = field(default_factory=list)
 
 
 def _naps(plan: Plan, scale: float) -> dict[int, _Naps]:
@@ -253,6 +258,8 @@ def _naps(plan: Plan, scale: float) -> dict[int, _Naps]:
                 continue
             seconds = ((op.end_ns or 0) - (op.start_ns or 0)) * scale / 1e9
             nap = naps[op.stage]
+            for stage, mb, is_forward in _runs(op, plan):
+                naps[stage].runs.append((mb, is_forward))
             if op.op == "F":
                 nap.forward[op.mb] = seconds
             elif op.op == "FB" and op.backward_stage is not None and op.backward_mb is not None:  # half and half
@@ -265,21 +272,33 @@ def _naps(plan: Plan, scale: float) -> dict[int, _Naps]:
     return naps
 
 
+def _runs(op: Instruction, plan: Plan) -> Iterator[tuple[int, int, bool]]:
+    """Yield stage, microbatch and whether it is an F, of the runs of modules that a compute op is."""
+    backward = (op.backward_stage, op.backward_mb) if op.op == "FB" else (op.stage, op.mb)
+    if op.op in ("F", "FB") and op.stage is not None and op.mb is not None:
+        yield op.stage, op.mb, True
+    stage, mb = backward
+    if stage is None or mb is None or stage not in plan.problem.recompute:
+        return
+    if op.op in ("B", "FB", "W" if plan.problem.is_first(stage) else "D"):
+        yield stage, mb, False
+
+
 class _SleepStage(nn.Module):
-    """Adds its weight; the k-th forward is that of the k-th F of the stage in the plan."""
+    """Adds its weight; the k-th run of it is the k-th that the plan asks of the stage."""
 
     def __init__(self, naps: _Naps, stage: int, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full(shape, 1.0 + stage / 8))
         self._naps = naps
-        self._order = list(naps.forward)
         self._calls = 0
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return a tensor of the shape of `hidden`."""
-        mb = self._order[self._calls % len(self._order)]
+        mb, is_forward = self._naps.runs[self._calls % len(self._naps.runs)]
         self._calls += 1
-        _nap(self._naps.forward[mb])
+        if is_forward:
+            _nap(self._naps.forward[mb])
         data = _SleepInBackward.apply(hidden, self._naps.input_grad.get(mb, 0.0))  # type: ignore[no-untyped-call]
         weight = _SleepInBackward.apply(self.weight, self._naps.weight_grad.get(mb, 0.0))  # type: ignore[no-untyped-call]
         output: Tensor = data * weight

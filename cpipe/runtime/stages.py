@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cpipe.runtime.autograd import ForwardPass
 from cpipe.runtime.faults import RuntimeFault
+from cpipe.runtime.recompute import Again, forgetting
 from cpipe.runtime.specs import as_tensors
 
 __all__ = ["StageRunner"]
@@ -30,10 +31,19 @@ class StageRunner:
         Of the last stage: ``loss_fn(output, target)`` gives a scalar. None elsewhere.
     loss_scale
         What a loss is divided by before its backward.
+    recomputes
+        Whether F keeps its inputs only, and the first op of the backward that needs more runs it again.
     """
 
     def __init__(
-        self, stage: int, rank: int, module: nn.Module, loss_fn: LossFunction | None = None, loss_scale: int = 1
+        self,
+        stage: int,
+        rank: int,
+        module: nn.Module,
+        loss_fn: LossFunction | None = None,
+        loss_scale: int = 1,
+        *,
+        recomputes: bool = False,
     ) -> None:
         self.stage = stage
         self.module = module
@@ -41,6 +51,8 @@ class StageRunner:
         self._loss_fn = loss_fn
         self._loss_scale = loss_scale
         self._passes: dict[int, ForwardPass] = {}
+        self._recomputes = recomputes
+        self._again: dict[int, Again[ForwardPass]] = {}
         self._trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def forward(self, mb: int, inputs: tuple[Tensor, ...], target: Any = None) -> tuple[Tensor, ...]:
@@ -51,10 +63,24 @@ class StageRunner:
         RuntimeFault
             When what the module or the loss function gives cannot be used.
         """
+        if self._recomputes:
+            again = Again(self.module, inputs, lambda: self._run(mb, inputs, target)[1])
+            with forgetting():
+                outputs, forward_pass = self._run(mb, inputs, target)
+            if self._needs_grad(inputs):
+                self._again[mb] = again
+                return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
+        else:
+            outputs, forward_pass = self._run(mb, inputs, target)
+        self._passes[mb] = forward_pass
+        return outputs
+
+    def _run(self, mb: int, inputs: tuple[Tensor, ...], target: Any) -> tuple[tuple[Tensor, ...], ForwardPass]:
+        """Run the module, and the loss function; return what F returns, and what waits for the backward."""
         with torch.enable_grad():
             output = self.module(*inputs)
             if self._loss_fn is not None:
-                return (self._loss(mb, inputs, output, target).detach(),)
+                return self._loss(mb, inputs, output, target)
         outputs = as_tensors(output)
         if outputs is None:
             message = f"gave {_kind(output)}, expected a tensor or a flat tuple of tensors"
@@ -65,22 +91,38 @@ class StageRunner:
         if self._needs_grad(inputs) and not any(tensor.requires_grad for tensor in outputs):
             message = "gave no output that requires a gradient, but its parameters or inputs do"
             raise self._fault("no-gradient", mb, message)
-        self._passes[mb] = ForwardPass(inputs, outputs)
-        return outputs
+        return outputs, ForwardPass(inputs, outputs)
 
     def input_grad(self, mb: int, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run D; `grads` of the outputs that require one (for the last stage none), returns those of the inputs."""
+        if mb in self._again:
+            if not any(tensor.requires_grad for tensor in self._again[mb].inputs):
+                self._again[mb].grads = self._seed(grads)
+                return ()
+            self._make_again(mb)
         return self._passes[mb].input_grad(self._seed(grads))
 
     def weight_grad(self, mb: int) -> None:
         """Run W."""
+        if mb in self._again:  # D had nothing to do
+            grads = self._again[mb].grads
+            self._make_again(mb)
+            self._passes[mb].input_grad(grads)
         self._passes.pop(mb).weight_grad()
 
     def full_backward(self, mb: int, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run B; see `input_grad`."""
+        if mb in self._again:
+            self._make_again(mb)
         return self._passes.pop(mb).full_backward(self._seed(grads))
 
-    def _loss(self, mb: int, inputs: tuple[Tensor, ...], output: Any, target: Any) -> Tensor:
+    def _make_again(self, mb: int) -> None:
+        """Run F once more, for the backward."""
+        self._passes[mb] = self._again.pop(mb).run()
+
+    def _loss(
+        self, mb: int, inputs: tuple[Tensor, ...], output: Any, target: Any
+    ) -> tuple[tuple[Tensor, ...], ForwardPass]:
         assert self._loss_fn is not None  # noqa: S101 (the caller looked)
         loss: object = self._loss_fn(output, target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -89,9 +131,8 @@ class StageRunner:
         if self._needs_grad(inputs) and not loss.requires_grad:
             raise self._fault("no-gradient", mb, "the loss requires no gradient, but parameters or inputs do")
         scaled = loss / self._loss_scale if self._loss_scale != 1 else loss
-        self._passes[mb] = ForwardPass(inputs, (scaled,))
         self._seeds = (torch.ones_like(scaled),) if scaled.requires_grad else ()
-        return loss
+        return (loss.detach(),), ForwardPass(inputs, (scaled,))
 
     def _seed(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return grads if self._loss_fn is None else self._seeds

@@ -67,13 +67,24 @@ class _Walk:
         runs = self._runs
         if not runs.makespan:
             return ()
-        last = [_Node("unit", index) for index, unit in enumerate(runs.units) if unit.end == runs.makespan]
-        last += [_Node("collective", i) for i, run in enumerate(runs.collectives) if run.end_ns == runs.makespan]
+        return tuple(piece for piece in (*self._work(), self._step()) if piece.length_ns)
+
+    def _work(self) -> tuple[Segment, ...]:
+        """Return the pieces up to the last completion of an op or collective."""
+        runs, end = self._runs, self._runs.work_ends
+        last = [_Node("unit", index) for index, unit in enumerate(runs.units) if unit.end == end]
+        last += [_Node("collective", i) for i, run in enumerate(runs.collectives) if run.end_ns == end]
         for self._lenient in (False, True):
             trail = self._back_from(last)
             if trail:
                 return tuple(self._segments(trail))
-        return (Segment(kind="unknown", follows="start", start_ns=0, end_ns=runs.makespan, label="", device=-1),)
+        return (Segment(kind="unknown", follows="start", start_ns=0, end_ns=end, label="", device=-1),)
+
+    def _step(self) -> Segment:
+        """Return what all devices do together behind everything else."""
+        runs = self._runs
+        why: Follows = "order" if runs.work_ends else "start"
+        return Segment(kind="step", follows=why, start_ns=runs.work_ends, end_ns=runs.makespan, label="STEP", device=-1)
 
     def _back_from(self, last: Sequence[_Node]) -> list[tuple[_Node, Follows]]:
         """Return a way from one of `last` back to 0, each with why the piece behind it began; empty without one."""

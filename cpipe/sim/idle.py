@@ -1,4 +1,4 @@
-"""Idle time of each device by cause: warm-up, links, work upstream, memory, collectives, tail.
+"""Idle time of each device by cause: warm-up, links, work upstream, memory, collectives, tail, step.
 
 A device is idle before its first op, behind its last, and between two ops while the second waits for a message. While
 that message is not made yet the work *upstream* is the cause; afterwards the link is. If meanwhile a forward whose
@@ -58,8 +58,9 @@ class _Idle:
             if start > clock:
                 yield from self._first(unit, start) if not runs.units[unit].place else self._between(unit, clock, start)
             clock = runs.units[unit].end
-        if clock < runs.makespan:
-            yield from self._split(clock, runs.makespan, "tail", self._own)
+        if clock < runs.work_ends:
+            yield from self._split(clock, runs.work_ends, "tail", self._own)
+        yield from self._cut("step", runs.work_ends, runs.makespan)
 
     def _first(self, unit: int, start: int) -> Iterator[IdlePart]:
         """Before the first op: while its parameters are gathered that is the cause, as far as nothing else is."""

@@ -33,12 +33,11 @@ def memory_steps(problem: Problem) -> tuple[MemoryStep, ...]:
     steps: list[MemoryStep] = []
     for stage in problem.stages:
         activation, held = stage.activation_bytes, stage.held_bytes
-        backward_transient = max(stage.input_grad_transient_bytes, stage.weight_grad_transient_bytes)
         steps += (
             MemoryStep(activation + stage.forward_transient_bytes, activation),
             MemoryStep(max(0, held - activation) + stage.input_grad_transient_bytes, held - activation),
             MemoryStep(stage.weight_grad_transient_bytes, -held),
-            MemoryStep(backward_transient, -activation),
+            MemoryStep(stage.whole_transient_bytes, -activation),
         )
     return tuple(steps)
 

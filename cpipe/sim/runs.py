@@ -53,6 +53,8 @@ class Runs:
         Of the timeline.
     gates
         By slot that a message feeds: the units that had to end first.
+    makespan, work_ends
+        Of the timeline [ns]: its end, and when the step behind the last op or collective begins.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Runs:
         self.problem = problem
         self.microbatches = problem.microbatches
         self.makespan = timeline.makespan_ns
+        self.work_ends = timeline.work_ends_ns
         self.messages: tuple[MessageRun, ...] = timeline.messages
         self.collectives: tuple[CollectiveRun, ...] = timeline.collectives
         self._tables = Tables(problem)

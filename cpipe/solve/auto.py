@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, UsageError
 from cpipe.ir import Bound, Problem, Schedule, SolveResult
 from cpipe.schedules import applicable, static_schedule
@@ -16,17 +18,25 @@ from cpipe.solve.family import tune_and_apply
 from cpipe.solve.limits import SolveLimits
 from cpipe.solve.methods import METHODS, STATIC_METHODS
 from cpipe.solve.multistart import MultiStart
+from cpipe.solve.refute import tightened_bound
 from cpipe.solve.replay import QUEUED_COST
 from cpipe.solve.serial import serial_schedule
+from cpipe.units import Ns
 
 __all__ = ["solve"]
 
 _FAMILY_WORK = 300_000  # op evaluations of the family: about a second
+_LINE_FAMILY_WORK = 150_000  # with one stage a device more has not been seen to help
+_SMALL_FAMILY_WORK = 100_000  # where local search does the same faster
+_SMALL_OPS = 800
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
 _AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
 _AUTO_NODES = 300
-_AUTO_CPSAT_OPS = 600  # size up to which CP-SAT finds or proves something within its work
-_AUTO_CPSAT_WORK = 4.0  # CP-SAT's deterministic time: 4 to 10 s
+_SHAVING_WORK = 450_000  # of `tightened_bound`: up to a second, but only where makespans are coarse
+# CP-SAT finds or proves something up to this size within its work. The shipped plans are all of larger problems, so
+# their bytes do not depend on whether OR-Tools is installed; a test holds that.
+_AUTO_CPSAT_OPS = 200
+_AUTO_CPSAT_WORK = 1.5  # CP-SAT's deterministic time: one to two seconds
 _ASKED_CPSAT_WORK = 40.0
 _ASKED_NODES = 20_000
 
@@ -82,13 +92,19 @@ def solve(
         raise UsageError(f"{method} chooses its order itself: a group size is for interleaved-1f1b", code="group-size")
     limits = limits or SolveLimits()
     limits.verify()
-    return _Solve(problem, method, limits, progress or (lambda line: None)).run(starts, group_size)
+    result = _Solve(problem, method, limits, progress or (lambda line: None)).run(starts, group_size)
+    return _with_step(problem, result) if problem.step_ns else result
 
 
 class _Solve:
-    """One call of `solve`: the incumbent, the bound and what was spent."""
+    """One call of `solve`: the incumbent, the bound and what was spent.
+
+    The step behind everything is as long for every order, so it is left out of the search: what it adds is only told.
+    """
 
     def __init__(self, problem: Problem, method: str, limits: SolveLimits, progress: Progress) -> None:
+        self._step = problem.step_ns if limits.objective == "makespan" else 0
+        problem = replace(problem, step_ns=Ns(0))
         self.problem, self.method, self.limits, self.progress = problem, method, limits, progress
         self.simulator = Simulator(problem, limits.objective)
         self._num_ops = 3 * problem.num_stages * problem.microbatches
@@ -147,6 +163,8 @@ class _Solve:
             return
         if not self._good_enough():
             self._local_search()
+        if not self._good_enough() and self.method == "auto":
+            self._tighten()
         if not self._good_enough() and self.method in ("auto", "cpsat"):
             self._cpsat()
         if not self._good_enough() and self.method != "cpsat":
@@ -155,7 +173,8 @@ class _Solve:
     @property
     def target_ns(self) -> int:
         """The largest objective [ns] that ends the search."""
-        return int(self.bound.value_ns / (1 - self.limits.max_gap)) if self.limits.max_gap else self.bound.value_ns
+        bound = self.bound.value_ns + self._step
+        return (int(bound / (1 - self.limits.max_gap)) if self.limits.max_gap else bound) - self._step
 
     def _expired(self) -> bool:
         if self.limits.time_limit is not None and self.limits.time_limit.remaining_s == 0:
@@ -181,7 +200,8 @@ class _Solve:
             self.best = (value, schedule, found_by)
             if self.limits.stop is not None:
                 self.limits.stop.has_incumbent = True
-            self.progress(f"{found_by}: {value / 1e6:.3f} ms, bound {self.bound.value_ns / 1e6:.3f} ms")
+            found, bound = value + self._step, self.bound.value_ns + self._step
+            self.progress(f"{found_by}: {found / 1e6:.3f} ms, bound {bound / 1e6:.3f} ms")
         return value is not None
 
     def _only(self, name: str, group_size: int | None) -> None:
@@ -208,12 +228,18 @@ class _Solve:
 
     def _family(self) -> None:
         self.progress("greedy family")
-        search = tune_and_apply(
-            self.problem, self.simulator, self.target_ns, _FAMILY_WORK // self._cost, self.limits.seed, self._expired
-        )
+        work = self._family_work() // self._cost
+        search = tune_and_apply(self.problem, self.simulator, self.target_ns, work, self.limits.seed, self._expired)
         self.evaluations += search.evaluations
         for candidate in search.ranking:
             self._offer(candidate.schedule, "greedy")
+
+    def _family_work(self) -> int:
+        if self.method == "greedy":  # nothing comes after it
+            return _FAMILY_WORK
+        if self._num_ops <= _SMALL_OPS:
+            return _SMALL_FAMILY_WORK
+        return _FAMILY_WORK if self.problem.num_stages > self.problem.num_devices else _LINE_FAMILY_WORK
 
     def _local_search(self) -> None:
         """Anneal from the orders that were found, until one is good enough."""
@@ -227,6 +253,11 @@ class _Solve:
             self._offer(schedule, "local-search")
             if self._good_enough():
                 return
+
+    def _tighten(self) -> None:
+        """Raise the bound by shaving, up to the incumbent: often all that is missing to a proof."""
+        if self.limits.objective == "makespan" and self.best is not None:
+            self.bound = tightened_bound(self.problem, self.bound, self.best[0], _SHAVING_WORK)
 
     def _cpsat(self) -> None:
         asked = self.method == "cpsat"
@@ -332,6 +363,15 @@ class _Solve:
         )
         result.verify()
         return result
+
+
+def _with_step(problem: Problem, result: SolveResult) -> SolveResult:
+    """Return the result of a search that left out the step of `problem`, with it; no span contains it."""
+    added = problem.step_ns if result.objective == "makespan" else 0
+    bound = replace(result.bound, value_ns=result.bound.value_ns + added)
+    result = replace(result, timeline=simulate(problem, result.schedule), bound=bound)
+    result.verify()
+    return result
 
 
 def _beyond(problem: Problem) -> str:

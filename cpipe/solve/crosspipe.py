@@ -15,6 +15,7 @@ from cpipe.ir import OpKind, Problem, Schedule
 from cpipe.ir.ops import KINDS
 from cpipe.sim.memory import MemoryStep, memory_rooms, memory_steps
 from cpipe.sim.tables import NO_SLOT, Tables
+from cpipe.solve.chains import gathered_times
 
 __all__ = ["SUB_BLOCKS", "crosspipe_greedy"]
 
@@ -70,8 +71,7 @@ class _Greedy:
             for index, room in enumerate(memory_rooms(problem))
         ]
         self.free = [0] * len(problem.pipes)
-        gather = problem.collectives is not None and problem.collectives.mode == "zero1"
-        self.release = [stage.all_gather_ns * parts if gather else 0 for stage in problem.stages]
+        self.release = [time * parts for time in gathered_times(problem)]
         self.choices: list[_Choice | None] = [None] * len(self.devices)
         for first in problem.flows:
             for microbatch in range(self.n):

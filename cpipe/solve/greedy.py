@@ -16,6 +16,7 @@ from cpipe.ir import Hop, OpKind, Problem, Schedule
 from cpipe.ir.ops import KINDS
 from cpipe.sim.memory import memory_rooms, memory_steps
 from cpipe.sim.tables import Tables
+from cpipe.solve.chains import gathered_times
 
 __all__ = ["NO_LIMIT", "Knobs", "ListScheduler"]
 
@@ -68,8 +69,7 @@ class ListScheduler:
         self.steps = memory_steps(problem)
         self.rooms = [_NEVER if room is None else room for room in memory_rooms(problem)]
         self.stages = [problem.stages_of(device) for device in range(problem.num_devices)]
-        gathers = problem.collectives is not None and problem.collectives.mode == "zero1"
-        self.release = [stage.all_gather_ns if gathers else 0 for stage in problem.stages]
+        self.release = gathered_times(problem)
 
     def run(self, knobs: Knobs) -> Schedule | None:
         """Return the order of one greedy pass, or None when it got stuck on memory or on receive windows."""

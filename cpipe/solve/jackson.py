@@ -63,7 +63,7 @@ def _forward_heads(problem: Problem, chains: Chains) -> list[list[int]]:
                 arrivals[mb] = max(arrivals[mb], arrivals[mb - 1] + occupancy)
         else:
             arrivals = [0] * n
-        own = [max(arrival, chains.gather[stage]) for arrival in arrivals]
+        own = [max(arrival, chains.gathered[stage]) for arrival in arrivals]
         for mb in range(1, n):
             own[mb] = max(own[mb], own[mb - 1] + f)
         heads.append(own)

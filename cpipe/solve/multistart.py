@@ -1,7 +1,8 @@
 """Local search from many orders: briefly from each kind, then longer from the best.
 
-Which order leads to the best one cannot be told from its own makespan, so the first rounds scout. Small problems are
-annealed warm, where ways out of a local optimum matter; in large ones every replay counts, and cold is best.
+Which order leads to the best one cannot be told from its own makespan, so the first rounds scout. Small problems with
+several stages a device are annealed warm, where ways out of a local optimum matter; with one, and in large problems,
+where every replay counts, cold is best.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from cpipe.solve.search import LocalSearch
 __all__ = ["MultiStart"]
 
 _SCOUTS = 4  # rounds from different orders
-_SCOUT_WORK = 350_000  # op visits of each: about a tenth of a second
+_SCOUT_WORK = 250_000  # op visits of each: about a tenth of a second
 _ROUNDS = 4  # rounds from the best orders
-_ROUND_WORK = 1_200_000
+_ROUND_WORK = 800_000
+_LARGE_ROUND_WORK = 400_000  # in large problems an op visit costs more, and more of them gain little
 _WARM = (80, 25, 150, 50, 10)  # first temperatures, in percent of the mean op
+_COOL = (10, 25, 10, 0, 10)  # one stage a device
 _COLD = (0, 10, 25, 0, 10)
 _SMALL = 800  # ops
 _MOST_ROUNDS = 64
@@ -64,13 +67,15 @@ class MultiStart:
             A round ends as soon as its objective is at most this.
         """
         num_ops = sum(map(len, next(iter(self._pool), ())))
-        heats = _WARM if num_ops <= _SMALL else _COLD
+        several = self._problem.num_stages > self._problem.num_devices
+        heats = _COLD if num_ops > _SMALL else _WARM if several else _COOL
         for number, start in enumerate(self._ranked()[:_SCOUTS]):
             yield self._improve(start, target_ns, _SCOUT_WORK, heats[number % len(heats)])
+        work = _LARGE_ROUND_WORK if num_ops > _SMALL else _ROUND_WORK
         for number in range(_ROUNDS):
             ranked = self._ranked()
             rank = number % 3 if number % 2 else 0  # the best, and now and then one that is nearly as good
-            yield self._improve(ranked[min(rank, len(ranked) - 1)], target_ns, _ROUND_WORK, heats[number % len(heats)])
+            yield self._improve(ranked[min(rank, len(ranked) - 1)], target_ns, work, heats[number % len(heats)])
 
     def _ranked(self) -> list[Order]:
         """Return the orders, the shortest first; the first of equals stays first."""

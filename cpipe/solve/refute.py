@@ -30,6 +30,8 @@ MAX_SHAVING_WORK = 600_000
 
 _LEAST_SHAVING_ROUNDS = 100  # as below, for shaving
 _PROBE_ROUNDS = 4  # of one pair
+_MANY_DEADLINES = 64  # more, between bound and makespan, and shaving has not been seen to close the gap ...
+_WORK_ON_MANY = 60_000  # ... but in the smallest problems
 _LEAST_ROUNDS = 10  # a problem for which the work does not suffice for so many rounds is left as it is
 _MAX_ROUNDS = 8  # most refutations take one or two rounds; a deadline that stands after so many is not pursued
 _FIRST_STEP = 64  # the first deadline above a refuted one is longer by this share of it
@@ -65,6 +67,9 @@ def raised_bound(problem: Problem, known: Bound, max_work: int = MAX_WORK) -> Bo
 def tightened_bound(problem: Problem, known: Bound, makespan_ns: int, max_work: int = MAX_SHAVING_WORK) -> Bound:
     """Return a bound of at least `known` and at most `makespan_ns`, with shaving.
 
+    First it tries to show that nothing is below `makespan_ns`; with the rest of the work it bisects. Where very many
+    deadlines lie between the two the gap is not closed like this, and only small problems are tried at all.
+
     Parameters
     ----------
     problem
@@ -84,11 +89,14 @@ def tightened_bound(problem: Problem, known: Bound, makespan_ns: int, max_work: 
     if known.value_ns >= makespan_ns or not problem.is_plain:
         return known
     model = build_series(problem)
+    least, reached = -(-known.value_ns // model.unit_ns), -(-makespan_ns // model.unit_ns)
+    if reached - least > _MANY_DEADLINES:
+        max_work = min(max_work, _WORK_ON_MANY)
     if _LEAST_SHAVING_ROUNDS * model.num_relations > max_work:
         return known
     search = _Refutation(Windows(model), max_work)
-    search.refuted = -(-known.value_ns // model.unit_ns) - 1
-    search.shave_between(-(-makespan_ns // model.unit_ns))
+    search.refuted = least - 1
+    search.shave_between(reached)
     return search.bound(known)
 
 
@@ -134,7 +142,12 @@ class _Refutation:
         self.refuted = low if low < longest else refuted
 
     def shave_between(self, high: int) -> None:
-        """Bisect between `refuted` and `high` with shaving; each deadline has half of the work that is left."""
+        """Shave the last deadline before `high`, with most of the work, then bisect, each with half of what is left."""
+        if high - self.refuted > 1:
+            if self._shave(high - 1, self.work * 4 // 5):
+                self.refuted = high - 1
+            else:
+                high -= 1
         while self.work > self.cost and high - self.refuted > 1:
             deadline = (self.refuted + high) // 2
             if self._shave(deadline, self.work // 2):

@@ -181,7 +181,7 @@ class _Builder:
 
     def _add_forward(self, index: int) -> int:
         stage = self.problem.stages[index]
-        duration, gather = self._units(self.times.forward[index]), self._units(self.times.gather[index])
+        duration, gather = self._units(self.times.forward[index]), self._units(self.times.gathered[index])
         return self._add(Series(duration, stage.device, stage.forward_transient_bytes, release=gather))
 
     def _add_backward(self, index: int, forward: int, source: Edge) -> int:
@@ -252,7 +252,7 @@ def _extra(stage: Stage) -> int:
 
 
 def _gradient_transient(stage: Stage) -> int:
-    both = max(stage.input_grad_transient_bytes, stage.weight_grad_transient_bytes)
+    both = stage.whole_transient_bytes
     if not stage.can_split:
         return both
     return min(both, max(0, stage.held_bytes - stage.activation_bytes) + stage.input_grad_transient_bytes)

@@ -241,4 +241,5 @@ def _extra(problem: Problem, index: int, kind: str) -> int:
         return max(0, costs.held_bytes - costs.activation_bytes) + costs.input_grad_transient_bytes
     if kind == "W":
         return costs.weight_grad_transient_bytes
-    return max(costs.input_grad_transient_bytes, costs.weight_grad_transient_bytes)
+    own = costs.full_backward_transient_bytes
+    return max(costs.input_grad_transient_bytes, costs.weight_grad_transient_bytes) if own is None else own

@@ -1,14 +1,15 @@
 """Tests of cpipe.runtime.torch_schedule: exported tables run in torch's own runtime, its own schedules come in.
 
-Each launch runs many tables on the same processes. Gradients are compared with those of one process that runs the
-stages one after the other, in double precision.
+Each launch runs many tables on the same processes, each for two steps of training. Gradients and losses of both are
+compared with those of one process that runs the stages one after the other, in double precision.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import pytest
 from command_line import ROOT
 from helpers import assert_plan_ok
 from runtime_workers import run_ranks
+from shapes import placed
 from torch_tables import as_profile, import_text, job_document
 
 from cpipe.compiler import SolveOptions, compile_profile
@@ -30,6 +32,8 @@ from cpipe.runtime.torch_schedule import TorchSchedule, torch_schedule_table  # 
 
 WIDTH = 6
 ROWS = 3  # of a microbatch
+STEPS = 2
+RATE = 0.5  # so that the second step is another one
 CASES = tuple(sorted(path.parent.name for path in (ROOT / "plans").glob("*/profile.json")))
 
 
@@ -58,13 +62,30 @@ def batch(microbatches: int, seed: int) -> Any:
     return torch.randn(microbatches * ROWS, WIDTH, generator=generator, dtype=torch.float64)
 
 
-def gradients(modules: dict[int, Any]) -> dict[int, list[Any]]:
-    """Return the gradients of each stage."""
-    return {stage: [parameter.grad for parameter in module.parameters()] for stage, module in modules.items()}
+def update(modules: dict[int, Any]) -> dict[int, list[Any]]:
+    """Return the gradients of each stage, after a step down along them; none are left."""
+    taken = {stage: [parameter.grad for parameter in module.parameters()] for stage, module in modules.items()}
+    with torch.no_grad():
+        for module in modules.values():
+            for parameter in module.parameters():
+                parameter -= RATE * parameter.grad
+                parameter.grad = None
+    return taken
+
+
+def train(modules: dict[int, Any], step: Callable[[int], list[float]]) -> tuple[dict[int, list[Any]], list[float]]:
+    """Train for `STEPS` steps, `step` running one of them on a batch; return the gradients and losses of all."""
+    gradients: dict[int, list[Any]] = {stage: [] for stage in modules}
+    losses = []
+    for number in range(STEPS):
+        losses += step(number)
+        for stage, taken in update(modules).items():
+            gradients[stage] += taken
+    return gradients, losses
 
 
 def run_tables(rank: int, world_size: int, tables: list[Table]) -> list[tuple[dict[int, list[Any]], list[float]]]:
-    """Run each table for one step; return gradients and losses of this rank."""
+    """Run each table for `STEPS` steps; return gradients and losses of this rank."""
     outcomes = []
     for table in tables:
         placement, n = table.placement, table.microbatches
@@ -83,26 +104,35 @@ def run_tables(rank: int, world_size: int, tables: list[Table]) -> list[tuple[di
             )
         if table.layout == "compute_comms":
             assert ",".join(schedule.rows[rank]) == table.text.splitlines()[rank]
-        losses = schedule.step(
-            batch(n, 1) if placement[0] == rank else None, batch(n, 2) if placement[-1] == rank else None
-        )
-        outcomes.append((gradients(modules), [float(loss.detach()) for loss in losses]))
+        outcomes.append(train(modules, partial(one_step, schedule, n, placement[0] == rank, placement[-1] == rank)))
     return outcomes
+
+
+def one_step(schedule: TorchSchedule, microbatches: int, first: bool, last: bool, number: int) -> list[float]:
+    """Run a step in torch; return the losses that this rank has."""
+    losses = schedule.step(
+        batch(microbatches, 2 * number) if first else None, batch(microbatches, 2 * number + 1) if last else None
+    )
+    return [float(loss.detach()) for loss in losses]
 
 
 @cache
 def alone(num_stages: int, microbatches: int) -> tuple[dict[int, list[Any]], list[float]]:
     """Return gradients and losses of one process."""
     modules = {stage: block(stage) for stage in range(num_stages)}
-    losses = []
-    for inputs, targets in zip(
-        batch(microbatches, 1).chunk(microbatches), batch(microbatches, 2).chunk(microbatches), strict=True
-    ):
-        for module in modules.values():
-            inputs = module(inputs)
-        losses.append(torch.nn.functional.mse_loss(inputs, targets))
-    (torch.stack(losses).sum() / microbatches).backward()
-    return gradients(modules), [float(loss.detach()) for loss in losses]
+
+    def step(number: int) -> list[float]:
+        losses = []
+        for inputs, targets in zip(
+            *(batch(microbatches, 2 * number + side).chunk(microbatches) for side in (0, 1)), strict=True
+        ):
+            for module in modules.values():
+                inputs = module(inputs)
+            losses.append(torch.nn.functional.mse_loss(inputs, targets))
+        (torch.stack(losses).sum() / microbatches).backward()
+        return [float(loss.detach()) for loss in losses]
+
+    return train(modules, step)
 
 
 def errors(tables: list[Table], num_ranks: int) -> list[float]:
@@ -168,6 +198,31 @@ def test_plans_with_local_hand_over_run_in_torch() -> None:
     assert max(errors(tables, 2)) < 1e-9
 
 
+@pytest.mark.slow
+def test_static_schedules_run_in_torch() -> None:
+    """Split backwards, loops, V and fused pairs run on two ranks over gloo, in both layouts, with equal gradients."""
+    tables = []
+    for kind, chunks, names in (
+        ("line", 1, ("1f1b", "zb-h1")),
+        ("loop", 2, ("interleaved-1f1b", "interleaved-zb")),
+        ("wave", 2, ("zb-v", "dualpipe-v", "hanayo")),
+    ):
+        document = job_document(2, 2 * chunks, 5)
+        for stage, device in enumerate(placed(kind, 2, chunks)):
+            document["stages"][stage]["device"] = f"g{device}"
+        for name in names:
+            compiled = compile_profile(as_profile(document), SolveOptions(method=name))
+            assert_plan_ok(compiled.plan, compiled.problem)
+            tables += [
+                table_of(compiled.plan, layout)
+                for layout in LAYOUTS
+                if layout == "compute_only" or not torch_faults(compiled.plan, layout=layout)
+            ]
+    assert sum(table.layout == "compute_comms" for table in tables) >= 4
+    assert any("OVERLAP_F_B" in table.text for table in tables)
+    assert max(errors(tables, 2)) < 1e-9
+
+
 TORCH_SCHEDULES = [
     ("GPipe", 4, 8, 1),
     ("Interleaved1F1B", 4, 8, 2),
@@ -230,6 +285,10 @@ def test_torch_1f1b_order_is_off_by_one() -> None:
     """Torch 2.13 describes the last rank of its 1F1B with F1..Fn for F0..Fn-1; the import says so."""
     _, found = import_text(torch_schedule_table("1F1B", 4, 8), job_document(4, 4, 8))
     assert [(fault.code, fault.message) for fault in found] == [
+        (
+            "torch-1f1b",
+            "rank 3: 3F1: F1..F8 with B0..B7: so torch 2.13 describes the last rank of its 1F1B, which runs F0..F7",
+        ),
         ("missing-op", "rank 3: F of stage 3 mb 0 is missing"),
         ("mb-range", "rank 3: F of stage 3 mb 8: microbatches are 0..7"),
     ]

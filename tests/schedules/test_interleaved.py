@@ -7,11 +7,20 @@ from fractions import Fraction
 
 import pytest
 from helpers import assert_plan_ok, plan_of
-from shapes import shape, unit_result
+from known_cases import UNIT_TIMES
+from oracle.cases import case
+from shapes import placed, shape, unit_result
 
 from cpipe.schedules import static_schedule
 from cpipe.schedules.interleaved import group_sizes
 from cpipe.sim import memory_peaks, simulate
+
+# Makespans per microbatch of interleaved 1F1B with two stages a device on eight devices and 16 microbatches, whole-device
+# F = D = W = 1, at two and at four datacenters, for the delays of `UNIT_TIMES`, the link back to the first one included.
+UNIT_TIME_VALUES = {
+    2: (3.65625, 3.84375, 6.84375, 5.25, 8.15625),
+    4: (3.65625, 4.09375, 7.34375, 6.875, 10.21875),
+}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +142,28 @@ def test_the_bubble_does_not_depend_on_the_group_size(
     work = 3 * n * chunks
     assert Fraction(makespan - work, work) == bubble == Fraction(p - 1, chunks * n)
     assert found == peak
+
+
+@pytest.mark.parametrize("num_sites", [2, 4])
+def test_delays_between_datacenters(num_sites: int) -> None:
+    """Behind links of latency and bandwidth between sites the makespan is the known one; the wrap-around is delayed."""
+    placement, per_site = placed("loop", 8, 2), 8 // num_sites
+    crossings = [a // per_site != b // per_site for a, b in itertools.pairwise(placement)]
+    rows = [row for row in UNIT_TIMES if row.num_sites == num_sites]
+    for row, expected in zip(rows, UNIT_TIME_VALUES[num_sites], strict=True):
+        problem = case(
+            16,
+            placement,
+            forward=2000,
+            input_grad=2000,
+            weight_grad=2000,
+            latency=[int(row.latency * 4000) * crossing for crossing in crossings],
+            occupancy=[int(row.bandwidth * 4000) * crossing for crossing in crossings],
+            held=1,
+        )
+        schedule = static_schedule("interleaved-1f1b", problem)
+        assert simulate(problem, schedule).makespan_ns == expected * 4000 * 16
+        assert_plan_ok(plan_of(problem, schedule), problem)
 
 
 @pytest.mark.parametrize(("p", "n", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ from shapes import shape, two_flows
 
 from cpipe.errors import NoSolutionError, UsageError
 from cpipe.ir import Problem, decode_op
+from cpipe.profile import load_profile, normalize
 from cpipe.schedules import SCHEDULES, applicable
 from cpipe.sim import Simulator, simulate
 from cpipe.sim.memory import fits
 from cpipe.solve import METHODS, SolveLimits, TimeLimit, solve
+from cpipe.solve.auto import _AUTO_CPSAT_OPS
+from cpipe.solve.bounds import lower_bound, span_bound
 from cpipe.solve.methods import STATIC_METHODS
 from cpipe.solve.serial import serial_schedule
+
+PROFILES = sorted((Path(__file__).parents[2] / "plans").glob("*/profile.json"))
 
 
 def line(p: int, n: int, **costs: Any) -> Problem:
@@ -24,7 +30,7 @@ def line(p: int, n: int, **costs: Any) -> Problem:
 
 
 def hard() -> Problem:
-    """Return a small problem whose closed-form bound is not its optimum: only the MILP closes it."""
+    """Return a small problem whose closed-form bound is not its optimum: shaving or a solver closes it."""
     return case(3, [0, 1, 1, 0], forward=[1, 2, 1, 2], activation=2, held=1, capacity=8, latency=1, message=0)
 
 
@@ -83,6 +89,28 @@ def test_the_milp_proves_what_the_bounds_cannot() -> None:
     assert (result.makespan_ns, result.status, result.bound.proved_by) == (27, "optimal", "highs")
 
 
+def test_shaving_proves_what_the_bounds_cannot() -> None:
+    """Once an order is found, shaving shows that none is shorter: no solver runs."""
+    result = solve(hard())
+    assert (result.makespan_ns, result.status, result.bound.proved_by, result.nodes) == (27, "optimal", "bound", 0)
+    assert result.bound.reason.startswith("no shorter order fits work, memory and messages at ")
+    assert lower_bound(hard()).value_ns < 27
+
+
+def test_shaving_is_for_the_makespan() -> None:
+    """A bound on the makespan says nothing of the longest span of a device, so that one stays as it is."""
+    result = solve(hard(), "auto", SolveLimits(objective="span", node_limit=0))
+    assert result.bound == span_bound(hard())
+    assert result.status == "feasible"
+
+
+def test_shipped_plans_do_not_depend_on_what_is_installed() -> None:
+    """Every shipped problem that is not proven at once is beyond the size at which CP-SAT, an extra, takes part."""
+    problems = [normalize(load_profile(path)) for path in PROFILES]
+    assert len(problems) >= 10
+    assert all(3 * problem.num_stages * problem.microbatches > _AUTO_CPSAT_OPS for problem in problems)
+
+
 def test_max_gap_stops_early() -> None:
     """A gap that is good enough ends the search before the MILP; the gap is reported as it is."""
     result = solve(hard(), "auto", SolveLimits(max_gap=0.3))
@@ -110,6 +138,7 @@ def test_without_a_solver_the_heuristics_answer(monkeypatch: pytest.MonkeyPatch)
     reason = "highspy is not installed: pip install 'highspy>=1.16,<2'"
     monkeypatch.setattr("cpipe.solve.milp.solver_problem", lambda: reason)
     monkeypatch.setattr("cpipe.solve.auto._AUTO_CPSAT_OPS", 0)  # leaves CP-SAT out
+    monkeypatch.setattr("cpipe.solve.auto._SHAVING_WORK", 0)  # leaves the gap open
     result = solve(hard())
     assert result.makespan_ns == 27
     assert [str(warning) for warning in result.warnings] == [
@@ -150,8 +179,9 @@ def test_nothing_found_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert caught.value.diagnostics[0].code == "no-order"
 
 
-def test_progress_is_told_in_lines() -> None:
+def test_progress_is_told_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress names who improved the incumbent, with both numbers."""
+    monkeypatch.setattr("cpipe.solve.auto._SHAVING_WORK", 0)  # leaves something to the solvers
     lines: list[str] = []
     solve(hard(), "auto", None, lines.append)
     assert any("bound" in line and "ms" in line for line in lines)

@@ -28,6 +28,7 @@ def check_identity(plan: Plan, problem: Problem | None, report: Report) -> None:
         "microbatches": problem.microbatches,
         "placement": problem.placement,
         "flows": len(problem.flows),
+        "recompute": tuple(index for index, stage in enumerate(problem.stages) if stage.recomputes),
     }
     for field, value in expected.items():
         stated = getattr(plan.problem, field)

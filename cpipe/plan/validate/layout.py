@@ -116,6 +116,9 @@ def _check_counts(layout: Layout, report: Report) -> None:
         if layout.placement[stage] < 0:
             message = f"stage {stage} is placed on rank {rank}, ranks are 0..{layout.num_ranks - 1}"
             report.header("placement", f"$.problem.placement[{stage}]", message)
+    if list(problem.recompute) != sorted({stage for stage in problem.recompute if 0 <= stage < layout.num_stages}):
+        message = f"expected different stages of 0..{layout.num_stages - 1} in order, got {list(problem.recompute)}"
+        report.header("recompute", "$.problem.recompute", message)
     peaks = len(layout.plan.claims.peak_bytes)
     if peaks != layout.num_ranks:
         report.header("count", "$.claims.peak_bytes", f"{peaks} peaks for {layout.num_ranks} ranks")

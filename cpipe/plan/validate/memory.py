@@ -64,4 +64,5 @@ def _change(stage: Stage, op: str) -> tuple[int, int]:
         case "W":
             return weight_grad, -held
         case _:
-            return max(input_grad, weight_grad), -activation
+            full = stage.full_backward_transient_bytes
+            return max(input_grad, weight_grad) if full is None else full, -activation

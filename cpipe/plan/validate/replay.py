@@ -7,6 +7,7 @@ that carry collectives. Events come off one heap in order of time. What is equal
 * a message is ready once it is sent *and* its receive is posted; behind one sender's earlier message on the same pipe
   it waits its turn; of several senders the one that is ready first is served (ties: lower rank, earlier op);
 * a fused pair is one op;
+* when all ranks have done everything else, and their collectives have ended, they make the step together;
 * a collective is ready when it is posted, and holds its rank's data-parallel link and every contended pipe; that over
   the copies of a stage is ready when all of their ranks have posted it, and holds the links of all of them.
 """
@@ -91,7 +92,18 @@ class _Machine:
             for rank, steps in self._programs.items()
             if self._position[rank] < len(steps)
         }
+        if self._problem.step_ns:
+            self._step_together()
         return Outcome(self._times, self._finish, blocked)
+
+    def _step_together(self) -> None:
+        """Let every rank's STEP begin when the last of them has finished."""
+        begin = self._finish
+        self._finish += self._problem.step_ns
+        for rank, steps in self._programs.items():
+            for step in steps:
+                if step.op == "STEP":
+                    self._times[rank][step.at] = (begin, self._finish)
 
     def _advance(self, rank: int) -> None:
         """Walk through a program until a WAIT stops it."""
@@ -229,10 +241,11 @@ def _duration(stage: Stage, op: str) -> int:
 
 
 def _pair_duration(problem: Problem, forward: int, backward: int) -> int:
-    """Return how long an FB takes [ns]: as measured, else both parts; never less than one of them."""
+    """Return how long an FB takes [ns]: as measured and what is recomputed, else both parts; never less than one."""
     parts = problem.stages[forward].forward_ns, problem.stages[backward].full_backward_ns
     measured = problem.stages[forward].forward_backward_ns
-    return sum(parts) if measured is None else max(measured, *parts)
+    again = problem.stages[backward].recompute_ns
+    return sum(parts) if measured is None else max(measured + again, *parts)
 
 
 def _shared_pipes(problem: Problem) -> set[int]:

@@ -19,7 +19,7 @@ _EXPECTED: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(("SEND", "RECV"), _MESSAGE),
     **dict.fromkeys(("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"), _COLLECTIVE),
     "WAIT": (*_MESSAGE, ("stage", "group")),
-    "STEP": ((),),
+    "STEP": ((), ("start_ns", "end_ns")),
 }
 
 
@@ -85,6 +85,8 @@ def _place_fault(layout: Layout, rank: int, step: Step, instruction: Instruction
     `prefix` is that of the fields that `step` was read from.
     """
     if step.op == "STEP":
+        if instruction.start_ns is not None and not 0 <= step.start_ns <= step.end_ns:
+            return "time-range", "start_ns", f"{step} runs from {step.start_ns} to {step.end_ns} ns"
         return None
     if not 0 <= step.stage < layout.num_stages:
         return "stage-range", f"{prefix}stage", f"{step}: stages are 0..{layout.num_stages - 1}"

@@ -37,7 +37,7 @@ def check_replay(layout: Layout, programs: dict[int, list[Step]], problem: Probl
             )
             report.step("wrong-time", layout.programs[rank][0], step.at, message)
     _check_makespan(layout, outcome.makespan_ns, report)
-    _check_span(layout, [list(times.values()) for times in outcome.times.values()], report)
+    _check_span(layout, [_without_step(steps, outcome.times[rank]) for rank, steps in programs.items()], report)
 
 
 def check_stated_times(
@@ -49,6 +49,7 @@ def check_stated_times(
     """
     for rank, steps in programs.items():
         _check_rank_times(rank, layout.programs[rank][0], steps, report)
+    _check_step_times(layout, programs, report)
     for (phase, stage, mb), step in computed.items():
         feeder = (phase, layout.neighbour(stage, -1 if phase == "F" else 1), mb)
         made = computed.get(feeder) if phase != "W" else None
@@ -86,6 +87,25 @@ def _check_rank_times(rank: int, place: int, steps: list[Step], report: Report) 
         if need is not None and step.start_ns < need.end_ns:
             message = f"rank {rank}: {step} starts at {step.start_ns} ns, {need} ends at {need.end_ns} ns"
             report.step("before-input", place, step.at, message)
+
+
+def _check_step_times(layout: Layout, programs: dict[int, list[Step]], report: Report) -> None:
+    """A STEP that takes time is the same on all ranks: it begins when the last of them has finished."""
+    steps = [(rank, step) for rank, program in programs.items() for step in program if step.op == "STEP"]
+    if all(step.start_ns < 0 for _, step in steps):
+        return
+    last = max((step.end_ns for program in programs.values() for step in program if step.op != "STEP"), default=0)
+    end = max(step.end_ns for _, step in steps)
+    for rank, step in steps:
+        if (step.start_ns, step.end_ns) != (max(0, last), end):
+            stated = "no times" if step.start_ns < 0 else f"{step.start_ns} to {step.end_ns} ns"
+            message = f"rank {rank}: {step} states {stated}, expected {max(0, last)} to {end} ns as on all ranks"
+            report.step("step-time", layout.programs[rank][0], step.at, message)
+
+
+def _without_step(steps: list[Step], times: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the times of all ops and collectives of a rank."""
+    return [times[step.at] for step in steps if step.at in times and step.op != "STEP"]
 
 
 def _check_makespan(layout: Layout, makespan_ns: int, report: Report) -> None:

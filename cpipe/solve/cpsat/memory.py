@@ -52,7 +52,7 @@ def _demands(model: Model, device: int) -> list[_Demand]:
             forward, backward = (network.compute[kind, stage, microbatch] for kind in ("F", "D"))
             weight = network.compute.get(("W", stage, microbatch))
             demands.append(_own(model, forward, costs.forward_transient_bytes))
-            both = max(costs.input_grad_transient_bytes, costs.weight_grad_transient_bytes)
+            both = costs.whole_transient_bytes
             literal = model.merge.get(backward)
             if weight is None:
                 demands += (_Demand(forward, backward, costs.activation_bytes), _own(model, backward, both))

@@ -70,7 +70,7 @@ def loads(network: Network) -> dict[int, Load]:
     for (kind, index, _), task in network.compute.items():
         stage = network.problem.stages[index]
         activation, held = stage.activation_bytes, stage.held_bytes
-        both = max(stage.input_grad_transient_bytes, stage.weight_grad_transient_bytes)
+        both = stage.whole_transient_bytes
         if kind == "F":
             result[task] = Load(activation + stage.forward_transient_bytes, activation)
         elif kind == "W":
