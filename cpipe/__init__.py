@@ -108,7 +108,11 @@ def validate(
         Every fault; empty when the plan is valid.
     """
     problem = import_module("cpipe.compiler").problem_for_plan(plan, against) if _is_profile(against) else against
-    faults: tuple[Diagnostic, ...] = import_module("cpipe.plan").validate(plan, problem, transport=transport)
+    bound = None
+    if problem is not None:
+        bound = import_module("cpipe.compiler.claims").checkable_bound_ns(plan, problem)
+    check = import_module("cpipe.plan").validate
+    faults: tuple[Diagnostic, ...] = check(plan, problem, transport=transport, closed_bound_ns=bound)
     return faults
 
 

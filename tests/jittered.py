@@ -2,7 +2,7 @@
 
 ``python tests/jittered.py`` makes ``tests/data/jittered.json`` anew, in several minutes: CP-SAT solves every instance
 to its end, hinted the best order of the heuristics but told no lower bound of ours. What it cannot prove so within
-`SECONDS` it tries once more from our bound, which is then half of the proof; ``by`` says which it was.
+`SECONDS` it tries once more from our bound, which is then part of the proof or all of it; ``by`` says which it was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _V_SIZES = ((2, 2), (2, 3), (2, 4), (3, 3))  # as large as CP-SAT proves without
 class JitteredOptimum(NamedTuple):
     """What the file says of an instance: best makespan and proven bound [ns], and what proved it.
 
-    `by` is ``cpsat``, ``cpsat from our bound`` or, where makespan and bound differ, ``unproven``.
+    `by` is ``cpsat``, ``with our bound`` or, where makespan and bound differ, ``unproven``.
     """
 
     number: int
@@ -90,16 +90,18 @@ def _solved(number: int) -> JitteredOptimum:
 
     problem = jittered_problem(number)
     start = solve(problem, "auto", SolveLimits(node_limit=0))
-    for known, by in ((Bound(value_ns=0), "cpsat"), (lower_bound(problem), "cpsat from our bound")):
+    makespan, bound = start.makespan_ns, 0
+    for known, by in ((Bound(value_ns=0), "cpsat"), (lower_bound(problem), "with our bound")):
         # no bound is met before it starts, so the solver runs even where the heuristics are at theirs
         found = solve_cpsat(
             problem, start.schedule, lower_bound=known, work_limit=inf, time_limit=SECONDS, progress=None
         )
         assert found.schedule is not None and not found.warnings, found
         makespan = simulate(problem, found.schedule).makespan_ns
-        if makespan == found.dual_bound_ns:
-            return JitteredOptimum(number, makespan, makespan, by)
-    return JitteredOptimum(number, makespan, found.dual_bound_ns, "unproven")
+        bound = found.dual_bound_ns
+        if makespan == bound:
+            return JitteredOptimum(number, makespan, bound, by)
+    return JitteredOptimum(number, makespan, bound, "unproven")
 
 
 def main() -> None:

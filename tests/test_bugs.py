@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from command_line import call, write_json
+from helpers import assert_plan_ok, signed
 from msgspec.structs import replace
 from oracle.cases import case
 from oracle.exhaustive import shortest_makespan
 
+from cpipe.compiler import problem_for_plan
 from cpipe.ir import Schedule
+from cpipe.plan import encode_plan, load_plan
+from cpipe.profile import load_profile
 from cpipe.sim import Simulator
 from cpipe.sim.memory import fits
 from cpipe.solve import SolveLimits, lower_bound, solve
@@ -74,27 +81,27 @@ def test_a_device_without_a_stage_is_not_an_error() -> None:
 
 
 def test_an_interrupt_between_two_lines_still_stops_the_solver() -> None:
-    """Ctrl-C that came while the solver's thread was being started escaped the handler, and the solver went on.
+    """Ctrl-C that came while the threads around the solver were being started left the solver running.
 
-    A fresh interpreter is interrupted as early as it can be, and must neither hang nor print an order.
+    A fresh interpreter is interrupted as early as it can be; the solver's process is gone when the call has ended.
     """
     script = (
-        "import signal, threading\n"
+        "import signal, subprocess, threading\n"
         "from oracle.cases import case\n"
-        "from cpipe.solve.milp import backend\n"
-        "started = threading.Thread.start\n"
+        "from cpipe.solve import SolveLimits, solve\n"
+        "started, popen, children = threading.Thread.start, subprocess.Popen, []\n"
         "def start(self):\n"
         "    started(self)\n"
-        "    signal.raise_signal(signal.SIGINT)\n"
-        "def patient(*arguments):\n"
-        "    arguments[4].stop.wait(30)\n"
-        "    return backend.RawOutcome('interrupt', None, 0.0, 0, False)\n"
-        "backend._solve = patient\n"
-        "threading.Thread.start = start\n"
+        "    if children:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "def record(*arguments, **options):\n"
+        "    children.append(popen(*arguments, **options))\n"
+        "    return children[-1]\n"
+        "threading.Thread.start, subprocess.Popen = start, record\n"
         "try:\n"
-        "    backend.run_solver(None, (), None, backend.Limits(1, None, 0.9, 0, 1e-6))\n"
+        "    solve(case(6, [0, 1, 2], activation=2, held=1, capacity=4), 'milp', SolveLimits())\n"
         "except KeyboardInterrupt:\n"
-        "    print('interrupted')\n"
+        "    print('interrupted', [child.returncode for child in children])\n"
     )
     root = Path(__file__).parents[1]
     done = subprocess.run(
@@ -104,10 +111,80 @@ def test_an_interrupt_between_two_lines_still_stops_the_solver() -> None:
         timeout=60,
         env={"PYTHONPATH": f"{root}:{root / 'tests'}", "PATH": ""},
     )
-    assert done.stdout == "interrupted\n", done.stderr
+    assert done.stdout == "interrupted [-9]\n", done.stderr
 
 
 def test_a_negative_seed_never_reaches_the_solver() -> None:
     """HiGHS refuses some seeds with an exception of its own; the largest that we accept works."""
     problem = case(6, [0, 1, 2], activation=2, held=1, capacity=4)
     assert solve(problem, "milp", SolveLimits(seed=(1 << 31) - 1)).makespan_ns == 25
+
+
+def line_document(memory_bytes: int | None = None, microbatches: int = 2, num_devices: int = 5) -> dict[str, object]:
+    """Return a profile of equal stages in line whose messages are as large as the activations they carry."""
+    room = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+    times = {"forward_ms": 1, "input_grad_ms": 1, "weight_grad_ms": 1, "held_for_weight_grad_bytes": 0}
+    stages = [
+        {"id": f"s{index}", "device": f"g{index}", "activation_bytes": 1, "output_bytes": 1, **times}
+        for index in range(num_devices)
+    ]
+    links = [{"between": [f"g{index}", f"g{index + 1}"], "latency_ms": 1} for index in range(num_devices - 1)]
+    devices = [{"id": f"g{index}", **room} for index in range(num_devices)]
+    head = {"format": "cpipe.profile", "version": 1, "microbatches": microbatches}
+    return {**head, "devices": devices, "stages": stages, "links": links}
+
+
+def test_an_order_that_fits_still_fits_when_it_is_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table without messages got as many posted receives as it liked, and our own plan came back as too large.
+
+    The order fits when fewer receives are posted at once, as `solve` posts them; only then are they narrowed, and a
+    table that no window makes fit keeps its faults.
+    """
+    profile = write_json(tmp_path / "profile.json", line_document(3))
+    plan, table, again = tmp_path / "plan.json", tmp_path / "table.csv", tmp_path / "again.json"
+    assert call(capsys, "solve", profile, "--method", "greedy", "-q", "-o", plan).code == 0
+    assert call(capsys, "export", plan, "--to", "torch-csv", "-o", table).code == 0
+    outcome = call(capsys, "import", table, "--from", "torch-csv", "--profile", profile, "-o", again)
+    assert outcome.code == 0, outcome.err
+    imported = load_plan(again)
+    assert imported.claims.makespan_ns == load_plan(plan).claims.makespan_ns
+    assert {channel.window for channel in imported.channels} == {1}
+    assert_plan_ok(imported, problem_for_plan(imported, load_profile(profile)))
+    tight = write_json(tmp_path / "tight.json", line_document(2))
+    outcome = call(capsys, "import", table, "--from", "torch-csv", "--profile", tight, "-o", again)
+    assert outcome.code == 1
+    assert all(line.startswith(f"error: {again}: $.ranks[") for line in outcome.err.splitlines())
+    assert "needs 3 bytes, capacity 2 [memory]" in outcome.err
+
+
+def test_a_signed_claim_that_nothing_proves_is_not_handed_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`simulate --output` took a plan whose bound was raised and signed for untouched, and `validate` refused it."""
+    profile = write_json(tmp_path / "profile.json", line_document(num_devices=3))
+    plan, new = tmp_path / "plan.json", tmp_path / "new.json"
+    assert call(capsys, "solve", profile, "--method", "1f1b", "-q", "-o", plan).code == 0
+    made = load_plan(plan)
+    assert made.claims.lower_bound_ns < made.claims.makespan_ns - 1
+    raised = replace(made.claims, lower_bound_ns=made.claims.lower_bound_ns + 1)
+    plan.write_bytes(encode_plan(signed(replace(made, claims=raised))))
+    assert "[bound-not-proved]" in call(capsys, "validate", plan, "--profile", profile).err
+    assert call(capsys, "simulate", plan, "--profile", profile, "-o", new).code == 0
+    assert call(capsys, "validate", new, "--profile", profile).code == 0
+    timed = load_plan(new)
+    assert timed.claims.lower_bound_ns == made.claims.lower_bound_ns
+    assert_plan_ok(timed, problem_for_plan(timed, load_profile(profile)))
+
+
+def test_the_price_of_less_memory_is_never_that_of_as_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A leaner order that was as fast became row 1, and `compare` told what row 1 costs beside row 1."""
+    profile = write_json(tmp_path / "profile.json", line_document(microbatches=3, num_devices=2))
+    text = call(capsys, "compare", profile, "--method", "1f1b,greedy", "-q").out
+    rows = json.loads(call(capsys, "compare", profile, "--method", "1f1b,greedy", "-q", "--json").out)["rows"]
+    most = rows[0]["reached"]["peak_bytes"]
+    leaner = [row["row"] for row in rows if row["memory_share"] and row["reached"]["peak_bytes"] < most]
+    priced = [int(line.split()[3]) for line in text.splitlines() if line.startswith("less memory: row ")]
+    assert priced == leaner
+    assert rows[0]["memory_share"] is not None, "row 1 is itself a row with less memory"

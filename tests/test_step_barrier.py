@@ -196,6 +196,20 @@ def test_the_validator_replays_it() -> None:
     assert messages(short, problem) == [f"the last op ends at {end} ns, the plan says {end - 3} ns"]
 
 
+def test_a_step_of_no_length_has_no_times() -> None:
+    """Where the profile has no step, a STEP that states times is told, with the profile and without."""
+    problem = line(2, 2, 0)
+    plan = plan_of(problem, solve(problem).schedule)
+    assert_plan_ok(plan, problem)
+    end = plan.claims.makespan_ns
+    wrong = edit_op(plan, 1, len(plan.ranks[1].ops) - 1, start_ns=end - 1, end_ns=end)
+    assert messages(wrong, problem) == [f"rank 1: STEP states {end - 1} to {end} ns, the problem has no such step"]
+    assert messages(wrong) == [
+        f"rank 0: STEP states no times, expected {end} to {end} ns as on all ranks",
+        f"rank 1: STEP states {end - 1} to {end} ns, expected {end} to {end} ns as on all ranks",
+    ]
+
+
 def test_the_validator_knows_it_without_a_problem() -> None:
     """A plan alone must have its STEPs at one time, behind everything, and end with them."""
     problem = line(2, 2, 3)

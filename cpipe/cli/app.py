@@ -15,6 +15,7 @@ import typer
 from cpipe import __version__
 from cpipe.cli.check import check
 from cpipe.cli.compare import compare
+from cpipe.cli.completion import install_completion, prepare_completion, show_completion, with_shell
 from cpipe.cli.crossover import crossover
 from cpipe.cli.diff import diff
 from cpipe.cli.doctor import doctor
@@ -58,6 +59,7 @@ COMMANDS = (
 
 app = typer.Typer(
     name="cpipe",
+    add_completion=False,  # its own options name no shell where they can guess one, however wrong
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,6 +79,26 @@ def _root(
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+    install: Annotated[
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            callback=install_completion,
+            is_eager=True,
+            help="Make bash, zsh or fish complete calls of cpipe [your shell].",
+        ),
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            callback=show_completion,
+            is_eager=True,
+            help="Print the script that does so.",
+        ),
+    ] = None,
 ) -> None:
     """Compile a measured pipeline profile into a proven schedule and a plan that a runtime executes."""
     if context.invoked_subcommand is None:
@@ -103,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = arguments[:end]
     # --traceback is accepted anywhere, as people append it to the call that failed.
-    rest = [*(option for option in options if option != "--traceback"), *arguments[end:]]
+    rest = with_shell([*(option for option in options if option != "--traceback"), *arguments[end:]])
+    prepare_completion()
     try:
         status = typer.main.get_command(app).main(args=rest, prog_name="cpipe", standalone_mode=False)
         sys.stdout.flush()

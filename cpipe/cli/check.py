@@ -69,6 +69,9 @@ def check(
     if as_json:
         printer.document(check_report(checks, tolerance if resolve else None))
     printer.note(check_summary(checks))
+    newer = (fault.hint for found in checks for fault in found.diagnostics if fault.code == "newer-version")
+    if hint := next(newer, None):
+        printer.note(f"hint: {hint}")
     if not update and any(found.verdict in _MENDABLE for found in checks):
         printer.note("hint: --update makes plans anew that are stale, invalid or worse")
     return _exit_code(checks)

@@ -81,7 +81,8 @@ def export(
 
     printer = Printer()
     request = Request(load_plan(plan), plan, layout, fsdp, layers, profile)
-    text, found = KINDS[to](request)
+    with printer.working(f"writing {to}"):
+        text, found = KINDS[to](request)
     if text is not None and to != "timeline-csv":
         found = (*found, *left_out(request))
     printer.errors(found, next((fault.hint for fault in found if fault.hint), None))

@@ -190,6 +190,8 @@ def _import_plan(table: str, given: dict[str, Any], output: str | None, printer:
     read_once(table, profile)
     target = None if output in (None, STANDARD_STREAM) else OutputFile(output, [table, profile])
 
+    import msgspec
+
     from cpipe.cli.blame import faults_of
     from cpipe.compiler import import_table
     from cpipe.plan import encode_plan
@@ -199,8 +201,11 @@ def _import_plan(table: str, given: dict[str, Any], output: str | None, printer:
     loaded = load_profile(profile)
     warnings = profile_warnings(loaded, profile)
     printer.warnings(warnings)
-    with faults_of(profile):  # what is wrong with the table names the table
+    # what is wrong with the table names the table
+    with faults_of(profile), printer.working(f"reading {table}"):
         plan, found = import_table(_read(table), loaded, file=table, transport=transport)
+    if target is not None:  # a fault of the plan names the file that holds it
+        found = tuple(msgspec.structs.replace(fault, file=fault.file or output) for fault in found)
     printer.errors(found)
     faulty = any(fault.severity == "error" for fault in found)
     if target is not None:

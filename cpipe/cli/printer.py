@@ -66,8 +66,8 @@ class Printer:
             _write_line(text)
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[Callable[[str], None]]:
-        """Give a function that shows how the work goes.
+    def working(self, doing: str = "searching") -> Iterator[Callable[[str], None]]:
+        """Give a function that shows how the work goes; `doing` is what it is before that is called.
 
         If verbose, each text is a line. Else, when stderr is a terminal that can, the last text stands in one line
         there while the block runs, and nothing of it stays; unless quiet.
@@ -84,7 +84,7 @@ class Printer:
             return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
         console = Console(stderr=True, markup=False, highlight=False)
-        with console.status(line("searching")) as status:
+        with console.status(line(doing)) as status:
             yield lambda text: status.update(line(text))
 
     def warnings(self, diagnostics: Iterable[Diagnostic]) -> None:

@@ -88,12 +88,9 @@ def problem_of(plan: Plan, profile: Profile, file: str) -> tuple[Problem, tuple[
 
 def closed_bound(plan: Plan, problem: Problem) -> int | None:
     """Return what closed forms prove of the problem [ns]; None when the plan rests on another proof or problem."""
-    from cpipe.plan import problem_digest
-    from cpipe.solve.bounds import lower_bound, span_bound
+    from cpipe.compiler.claims import checkable_bound_ns
 
-    if plan.claims.proved_by != "bound" or plan.problem.digest != problem_digest(problem):
-        return None
-    return (span_bound if plan.claims.objective == "span" else lower_bound)(problem).value_ns
+    return checkable_bound_ns(plan, problem)
 
 
 def _verdict(file: str, plan: Plan, report: ValidateReport) -> str:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from cpipe.ir import Plan
-from cpipe.plan import plan_digest, safe_transports
+from cpipe.ir import Plan, Problem
+from cpipe.plan import plan_digest, problem_digest, safe_transports
+from cpipe.solve.bounds import lower_bound, span_bound
 
-__all__ = ["claiming", "with_transports"]
+__all__ = ["checkable_bound_ns", "claiming", "with_transports"]
+
+
+def checkable_bound_ns(plan: Plan, problem: Problem) -> int | None:
+    """Return what closed forms prove of the problem [ns]; None when the plan rests on another proof or problem."""
+    if plan.claims.proved_by != "bound" or plan.problem.digest != problem_digest(problem):
+        return None
+    return (span_bound if plan.claims.objective == "span" else lower_bound)(problem).value_ns
 
 
 def with_transports(plan: Plan) -> Plan:

@@ -44,7 +44,9 @@ def retimed(plan: Plan, problem: Problem, timeline: Timeline) -> Plan:
     """
     intact = plan.digest == plan_digest(plan)
     same_problem = plan.problem.digest == problem_digest(problem)
-    if intact and same_problem and not validate(plan, problem):
+    closed = (span_bound if plan.claims.objective == "span" else lower_bound)(problem)
+    claimed_at_most = closed.value_ns if plan.claims.proved_by == "bound" else None
+    if intact and same_problem and not validate(plan, problem, closed_bound_ns=claimed_at_most):
         return plan
     schedule, _ = lift(plan)
     sizes = problem.largest_messages()
@@ -67,7 +69,7 @@ def retimed(plan: Plan, problem: Problem, timeline: Timeline) -> Plan:
     new = with_times(replace(new, claims=replace(plan.claims, peak_bytes=peaks)), timeline)
     is_span = plan.claims.objective == "span"
     reached = timeline.span_ns if is_span else timeline.makespan_ns
-    bound = _bound(plan, problem, reached, keep=intact and same_problem)
+    bound = _bound(plan, closed, reached, keep=intact and same_problem)
     new = claiming(
         new,
         lower_bound_ns=bound.value_ns,
@@ -85,9 +87,8 @@ def _untimed(step: Instruction) -> Instruction:
     return replace(step, start_ns=None, end_ns=None) if step.op == "STEP" else step
 
 
-def _bound(plan: Plan, problem: Problem, reached_ns: int, *, keep: bool) -> Bound:
+def _bound(plan: Plan, closed: Bound, reached_ns: int, *, keep: bool) -> Bound:
     """Return the lower bound to claim; none where the plan beats it, as it can where memory does not suffice."""
-    closed = (span_bound if plan.claims.objective == "span" else lower_bound)(problem)
     claims = plan.claims
     if keep and claims.proved_by != "bound" and closed.value_ns < claims.lower_bound_ns <= reached_ns:
         return Bound(value_ns=claims.lower_bound_ns, proved_by=claims.proved_by, reason=claims.reason)

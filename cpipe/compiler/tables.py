@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 import cpipe
 from cpipe.compiler.claims import claiming, with_transports
 from cpipe.compiler.replay import simulate_plan
 from cpipe.errors import Diagnostic, PlanError
-from cpipe.ir import Bound, InvariantError, MadeBy, Plan, Problem
+from cpipe.ir import Bound, InvariantError, MadeBy, Plan, Problem, Schedule
 from cpipe.plan import lift, lower, validate
 from cpipe.plan.exchange import TorchTable, plan_of_table, table_warnings, with_times
 from cpipe.plan.lower import certificate
@@ -88,7 +90,32 @@ def _timed(draft: Plan, problem: Problem, *, keep_messages: bool) -> Plan:
         plan = claiming(plan, lower_bound_ns=bound.value_ns, proved_by=bound.proved_by, **proof)
         return with_transports(with_times(plan, timeline))
     plan = lower(problem, schedule, timeline, bound=bound, resident_peaks=peaks, made_by=draft.made_by)
-    return with_transports(plan)
+    return with_transports(plan if _fits(plan, problem) else _narrowed(plan, problem, schedule))
+
+
+def _fits(plan: Plan, problem: Problem) -> bool:
+    capacities = [device.capacity_bytes for device in problem.devices]
+    return all(room is None or peak <= room for peak, room in zip(plan.claims.peak_bytes, capacities, strict=True))
+
+
+def _narrowed(plan: Plan, problem: Problem, schedule: Schedule) -> Plan:
+    """Post fewer receives at once, as for a schedule of our own, until they fit; the plan as it is if none do.
+
+    A narrower window never shortens a schedule, so the widest that fits, of the powers of two, is taken.
+    """
+    widest = max((channel.window for channel in plan.channels), default=0)
+    bound = Bound(value_ns=plan.claims.lower_bound_ns, proved_by=plan.claims.proved_by)
+    for power in reversed(range(max(0, widest - 1).bit_length())):
+        windowed = msgspec.structs.replace(problem, receive_window=1 << power)
+        try:
+            timeline = simulate(windowed, schedule)
+        except DeadlockError:
+            break
+        peaks = memory_peaks(windowed, schedule.orders, schedule.pairs)
+        narrow = lower(windowed, schedule, timeline, bound=bound, resident_peaks=peaks, made_by=plan.made_by)
+        if _fits(narrow, problem):
+            return narrow
+    return plan
 
 
 def _check_size(table: TorchTable, profile: Profile, file: str | None) -> None:

@@ -163,6 +163,8 @@ def _prices(rows: Sequence[Row]) -> Iterator[str]:
     for number, row in enumerate(rows, start=1):
         if row.memory_share is None or row.reached is None or fastest is None:
             continue
+        if row.reached.peak_bytes >= fastest.peak_bytes:  # row 1 itself, or one as large: no price to tell
+            continue
         time = row.reached.makespan_ns / max(1, fastest.makespan_ns)
         memory = row.reached.peak_bytes / max(1, fastest.peak_bytes)
         yield f"less memory: row {number} takes {time:.3f} x the time of row 1 at {format_percent(memory)} of its peak"

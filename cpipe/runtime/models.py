@@ -198,8 +198,8 @@ class SleepModel:
         self._naps = _naps(job.plan, job.time_scale)
 
     def stage(self, stage: int) -> nn.Module:
-        """Return stage `stage`: one weight, and the times it sleeps."""
-        return _SleepStage(self._naps[stage], stage, self.shape)
+        """Return stage `stage` of the plan: one weight, as its copies in other flows, and the times it sleeps."""
+        return _SleepStage(self._naps[stage], stage % self._job.num_stages, self.shape)
 
     def inputs(self, step: int) -> list[Tensor]:
         """Return one tensor of shape `SleepModel.shape` a microbatch."""
@@ -265,7 +265,7 @@ def _naps(plan: Plan, scale: float) -> dict[int, _Naps]:
             elif op.op == "FB" and op.backward_stage is not None and op.backward_mb is not None:  # half and half
                 nap.forward[op.mb] = seconds / 2
                 naps[op.backward_stage].weight_grad[op.backward_mb] = seconds / 2
-            elif op.op == "D" and op.stage > 0:
+            elif op.op == "D" and not plan.problem.is_first(op.stage):
                 nap.input_grad[op.mb] = seconds
             else:
                 nap.weight_grad[op.mb] = nap.weight_grad.get(op.mb, 0.0) + seconds

@@ -34,7 +34,7 @@ from cpipe.runtime.gradient_check import (
     check_stage,
     reference_gradients,
 )
-from cpipe.runtime.models import Job, PipelineModel, load_factory
+from cpipe.runtime.models import Job, PipelineModel, SleepModel, load_factory
 from cpipe.runtime.records import OpRecord, StepResult
 from cpipe.runtime.specs import moved
 from cpipe.runtime.trace import chrome_trace
@@ -158,7 +158,8 @@ def _run(plan: Plan, options: RunOptions, world: World) -> dict[str, Any] | None
     factory = load_factory(options.model)
     model = factory(job)
     mine = [stage for stage, rank in enumerate(plan.problem.placement) if rank == world.rank]
-    stages = {stage: model.stage(stage % length).to(world.device) for stage in mine}
+    by_plan = isinstance(model, SleepModel)  # copies sleep by their own ops
+    stages = {stage: model.stage(stage if by_plan else stage % length).to(world.device) for stage in mine}
     steps, gradients = _steps(plan, options, world, model, stages)
     checks: list[StageCheck] = []
     if options.check:

@@ -55,4 +55,4 @@ def interleaved_zb(problem: Problem) -> Schedule:
         [(device, order(rank)) for rank, device in enumerate(problem.placement[:p])],
     )
     policies = (AS_IT_IS, Policy(reorder=False, gap=0, patience=1), Policy(reorder=True, gap=4, patience=1))
-    return squeezed(problem, [(pattern, policy) for policy in policies], [limit] * problem.num_devices)
+    return squeezed(problem, [(pattern, [policy]) for policy in policies], [limit] * problem.num_devices)

@@ -5,6 +5,9 @@ Where stages, D and W differ in length or messages take time, devices wait in it
 order, and when the next forward or input gradient is not there yet it takes a later one, or a weight gradient. Nothing
 is taken that would raise the activations, counted from F to W, above the limit at any later point of the order, so the
 rest of the order stays feasible whatever was taken.
+
+A device that takes what it can leaves its waits to the end. So an order may also be run from its end to its start,
+which fills the end and leaves the waits to the beginning, and then forwards again.
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cpipe.ir import Hop, OpKind, Problem, Schedule
+from cpipe.ir import Hop, OpKind, Problem, Schedule, encode_op
 from cpipe.ir.ops import KINDS
 
 __all__ = ["AS_IT_IS", "Policy", "squeezed"]
 
-_WORK = 30_000  # ops run over all attempts; beyond that, the pattern stands as it is
+_LARGE = 30_000  # ops of a problem; beyond that, the pattern stands as it is
+_WORK = 64_000  # ops run over all attempts
 _NEVER = 1 << 200
-_EFFECT = (1, 0, -1, -1)  # activations that F, D, W and B add
+_EFFECT = (1, 0, -1)  # activations that F, D and W add
+
+Orders = tuple[tuple[int, ...], ...]
 
 
 class Policy(NamedTuple):
@@ -34,11 +40,14 @@ class Policy(NamedTuple):
         In quarters; 0 takes it whatever it delays.
     patience
         Of W likewise; 0 is a W at any time nothing else can run.
+    from_end
+        Run the order in reverse, each W with its D. What comes out may be run on, but is not timed.
     """
 
     reorder: bool
     gap: int
     patience: int
+    from_end: bool = False
 
 
 AS_IT_IS = None
@@ -46,11 +55,7 @@ AS_IT_IS = None
 
 
 def squeezed(
-    problem: Problem,
-    patterns: Iterable[tuple[Schedule, Policy | None]],
-    limits: Sequence[int],
-    *,
-    refine: Policy | None = None,
+    problem: Problem, patterns: Iterable[tuple[Schedule, Sequence[Policy | None]]], limits: Sequence[int]
 ) -> Schedule:
     """Return the order that ends first on the problem's times, of those that the patterns and policies give.
 
@@ -59,51 +64,82 @@ def squeezed(
     problem
         Stages can be split.
     patterns
-        Orders of F, D and W within `limits`, with the policy to run each by.
+        Orders of F, D and W within `limits`, with the policies to run each by: every one runs what the one before
+        made of it.
     limits
         Per device: activations of its stages that it may hold, from F to W.
-    refine
-        Run each order that comes out a second time, by this policy.
 
     Returns
     -------
     Schedule
         The first pattern as it is when the problem is too large to try them.
     """
-    costs = _Costs(problem)
+    costs = {from_end: _Costs(problem, from_end=from_end) for from_end in (False, True)}
+    size = 3 * problem.num_stages * problem.microbatches
     best: tuple[int, Schedule] | None = None
     work = 0
-    for pattern, policy in patterns:
-        if best is None and 3 * problem.num_stages * problem.microbatches > _WORK:
+    for pattern, policies in patterns:
+        if best is None and size > _LARGE:
             return pattern
-        schedule, policies = pattern, [policy] if policy is None or refine is None else [policy, refine]
-        for each in policies:
-            if work > _WORK and best is not None:
+        orders = pattern.orders
+        for policy in policies:
+            if best is not None and work + size > _WORK:
                 return best[1]
-            run = _Run(problem, costs, schedule.orders, limits, each)
-            end, schedule = run.run()
-            work += 3 * problem.num_stages * problem.microbatches
+            work += size
+            if policy is not None and policy.from_end:
+                turned = _reversed(orders, problem.microbatches)
+                _, turned = _Run(problem, costs[True], turned, limits, policy).run()
+                orders = _reversed(turned, problem.microbatches)
+                continue
+            end, orders = _Run(problem, costs[False], orders, limits, policy).run()
             if best is None or end < best[0]:
-                best = end, schedule
+                best = end, Schedule(orders=orders)
     assert best is not None, "there is at least one pattern"
     return best[1]
 
 
-class _Costs:
-    """Durations by stage and kind, and what each stage's ops feed."""
+def _reversed(orders: Orders, microbatches: int) -> Orders:
+    """Return the orders from end to start: what was D, with its W, is F, what was F is D, and the last microbatch is 0.
 
-    def __init__(self, problem: Problem) -> None:
-        self.duration = [
-            (stage.forward_ns, stage.input_grad_ns, stage.weight_grad_ns, stage.full_backward_ns)
-            for stage in problem.stages
-        ]
+    There a W of no length follows each D and frees what F holds. Reversed twice, an order is what it was but for the W,
+    which follow their D.
+    """
+    result = []
+    for order in orders:
+        turned: list[int] = []
+        for op in reversed(order):
+            rest, kind = divmod(op, KINDS)
+            stage, microbatch = divmod(rest, microbatches)
+            first = encode_op(OpKind.F, stage, microbatches - 1 - microbatch, microbatches)
+            if kind == OpKind.F:
+                turned += (first + OpKind.D, first + OpKind.W)
+            elif kind == OpKind.D:
+                turned.append(first)
+        result.append(tuple(turned))
+    return tuple(result)
+
+
+class _Costs:
+    """Durations by stage and kind, and what each stage's ops feed; `from_end` those of the reversed order.
+
+    There a W stands before its D and needs no input, so that the two may start that much before the input arrives.
+    """
+
+    def __init__(self, problem: Problem, *, from_end: bool) -> None:
         self.device = problem.placement
         self.stages = [problem.stages_of(device) for device in range(problem.num_devices)]
+        self.early = [stage.weight_grad_ns if from_end else 0 for stage in problem.stages]
+        self.duration = [
+            (stage.input_grad_ns + stage.weight_grad_ns, stage.forward_ns, 0)
+            if from_end
+            else (stage.forward_ns, stage.input_grad_ns, stage.weight_grad_ns)
+            for stage in problem.stages
+        ]
+        down, up = problem.forward_hops, problem.backward_hops
+        if from_end:
+            down, up = up, down
         self.hops: list[tuple[Hop | None, ...]] = [
-            (
-                problem.forward_hops[stage] if stage + 1 < problem.num_stages else None,
-                problem.backward_hops[stage - 1] if stage else None,
-            )
+            (down[stage] if stage + 1 < problem.num_stages else None, up[stage - 1] if stage else None)
             for stage in range(problem.num_stages)
         ]
 
@@ -115,7 +151,7 @@ class _Run:
         self,
         problem: Problem,
         costs: _Costs,
-        orders: Sequence[Sequence[int]],
+        orders: Orders,
         limits: Sequence[int],
         policy: Policy | None,
     ) -> None:
@@ -139,7 +175,7 @@ class _Run:
         self.result: list[list[int]] = [[] for _ in orders]
         self.agenda = [(0, device) for device in range(len(orders))]
 
-    def run(self) -> tuple[int, Schedule]:
+    def run(self) -> tuple[int, Orders]:
         agenda, clock = self.agenda, self.clock
         while agenda:
             now, device = heapq.heappop(agenda)
@@ -151,7 +187,7 @@ class _Run:
             elif later < _NEVER:
                 heapq.heappush(agenda, (later, device))
         assert sum(map(len, self.result)) == sum(map(len, self.orders)), "what a device takes keeps the rest feasible"
-        return max(clock), Schedule(orders=tuple(map(tuple, self.result)))
+        return max(clock), tuple(map(tuple, self.result))
 
     def _first(self, device: int, now: int) -> tuple[int, int]:
         """Return the op that stands first if it can start, and when it can otherwise; -1 and never if unknown."""
@@ -237,12 +273,13 @@ class _Run:
             return
         turns = kind == OpKind.F and stage == self.num_stages - 1
         target = op + OpKind.D if turns else op + (step if kind == OpKind.F else -step)
-        hop = self.costs.hops[stage][kind]
+        hop, early = self.costs.hops[stage][kind], self.costs.early[stage + 1] if target % KINDS == OpKind.F else 0
         if hop is None:
-            self.arrival[target] = end
+            self.arrival[target] = max(0, end - early)
             return
         leave = max(end, self.free[hop.pipe])
         self.free[hop.pipe] = leave + hop.occupancy_ns
-        self.arrival[target] = leave + hop.occupancy_ns + hop.latency_ns
-        if self.clock[hop.target] <= now:
-            heapq.heappush(self.agenda, (now, hop.target))
+        self.arrival[target] = max(0, leave + hop.occupancy_ns + hop.latency_ns - early)
+        receiver = self.costs.device[target // KINDS // self.n]
+        if self.clock[receiver] <= now:
+            heapq.heappush(self.agenda, (now, receiver))

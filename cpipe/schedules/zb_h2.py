@@ -50,4 +50,4 @@ def zb_h2(problem: Problem) -> Schedule:
     pattern = per_stage_schedule(problem.num_stages, n, problem.placement, steps)
     limits = [2 * p * len(problem.stages_of(device)) for device in range(problem.num_devices)]
     policies = (AS_IT_IS, Policy(reorder=False, gap=0, patience=1), Policy(reorder=True, gap=2, patience=1))
-    return squeezed(problem, [(pattern, policy) for policy in policies], limits)
+    return squeezed(problem, [(pattern, [policy]) for policy in policies], limits)

@@ -11,12 +11,29 @@ from cpipe.schedules.squeeze import AS_IT_IS, Policy, squeezed
 
 __all__ = ["v_half", "v_min", "zb_v"]
 
+Policies = Sequence[Policy | None]
+
 _IN_ORDER = Policy(reorder=False, gap=0, patience=1)
 _PATIENT = Policy(reorder=False, gap=0, patience=4)
 _EAGER = Policy(reorder=True, gap=0, patience=1)
 _HALF_EAGER = Policy(reorder=True, gap=2, patience=1)
 _CAREFUL = Policy(reorder=True, gap=4, patience=1)
 _WAITING = Policy(reorder=True, gap=0, patience=4)
+_TO_AND_FRO = (
+    (
+        Policy(reorder=True, gap=5, patience=1, from_end=True),
+        _CAREFUL,
+        Policy(reorder=True, gap=1, patience=1, from_end=True),
+        _CAREFUL,
+    ),
+    (
+        Policy(reorder=True, gap=4, patience=1, from_end=True),
+        _CAREFUL,
+        Policy(reorder=False, gap=0, patience=1, from_end=True),
+        Policy(reorder=False, gap=0, patience=2),
+    ),
+)
+"""Policies of V-Half from end to start and back, twice; by trial the best on 8 and on 16 devices."""
 
 
 def zb_v(problem: Problem) -> Schedule:
@@ -45,7 +62,7 @@ def zb_v(problem: Problem) -> Schedule:
     orders = [(problem.placement[rank], _phases(p, rank, problem.microbatches)) for rank in range(p)]
     pattern = schedule_of(problem.num_devices, problem.microbatches, orders)
     policies = (AS_IT_IS, _IN_ORDER, _PATIENT, _CAREFUL, _EAGER)
-    return squeezed(problem, [(pattern, policy) for policy in policies], [2 * p] * problem.num_devices)
+    return squeezed(problem, [(pattern, [policy]) for policy in policies], [2 * p] * problem.num_devices)
 
 
 def _phases(p: int, rank: int, microbatches: int) -> Iterator[tuple[OpKind, int, int]]:
@@ -79,7 +96,8 @@ def _phases(p: int, rank: int, microbatches: int) -> Iterator[tuple[OpKind, int,
 def v_half(problem: Problem) -> Schedule:
     """Return V-Half (Qi et al., 2024): half of 1F1B's memory, for half of 1F1B's bubble.
 
-    A device holds at most ``2 (p // 2 + 1)`` of its stages' activations, from F to W.
+    A device holds at most ``2 (p // 2 + 1)`` of its stages' activations, from F to W. Waits at either end are filled
+    by running the order from its end and forwards again.
 
     Parameters
     ----------
@@ -92,8 +110,9 @@ def v_half(problem: Problem) -> Schedule:
         When the stages are not placed in a V.
     """
     strides = [Strides(1, 2, 1, 2), Strides(2, 2, 2, 2), Strides(5, 1, 1, 1)]
-    policies = (_CAREFUL, _HALF_EAGER, _EAGER)
-    return _on_a_v(problem, strides, 2 * (_num_devices(problem) // 2 + 1), policies, _PATIENT)
+    policies = [(each, _PATIENT) for each in (_CAREFUL, _HALF_EAGER, _EAGER)]
+    limit = 2 * (_num_devices(problem) // 2 + 1)
+    return _on_a_v(problem, strides, limit, (AS_IT_IS, _PATIENT), policies, _TO_AND_FRO)
 
 
 def v_min(problem: Problem) -> Schedule:
@@ -112,7 +131,8 @@ def v_min(problem: Problem) -> Schedule:
         When the stages are not placed in a V.
     """
     limit = 2 * ((_num_devices(problem) + 1) // 3 + 1)
-    return _on_a_v(problem, [Strides(1, 1, 1, 1)], limit, (_CAREFUL, _WAITING, _EAGER))
+    policies = [(each,) for each in (_CAREFUL, _WAITING, _EAGER)]
+    return _on_a_v(problem, [Strides(1, 1, 1, 1)], limit, (AS_IT_IS,), policies, ())
 
 
 def _num_devices(problem: Problem) -> int:
@@ -123,21 +143,27 @@ def _on_a_v(
     problem: Problem,
     strides: Sequence[Strides],
     limit: int,
-    policies: Sequence[Policy],
-    refine: Policy | None = None,
+    first: Policies,
+    then: Sequence[Policies],
+    of_first_block: Sequence[Policies],
 ) -> Schedule:
-    """Return the best of the patterns with at most `limit` activations, as they are and by each policy."""
+    """Return the best of the patterns with at most `limit` activations.
+
+    Each is run by the policies `first`, the first of them `of_first_block`, and each by what is `then` to be tried.
+    """
     wave_chunks(problem.placement, 2)
 
-    def patterns() -> Iterator[tuple[Schedule, Policy | None]]:
+    def patterns() -> Iterator[tuple[Schedule, Policies]]:
         blocks = []
         for each in strides:
             gaps = fitting_gaps(_num_devices(problem), each, limit)
             if gaps is not None:
                 blocks.append(block_schedule(problem.placement, problem.microbatches, each, gaps))
-                yield blocks[-1], AS_IT_IS
-        for policy in policies:
+                yield blocks[-1], first
+        for policies in of_first_block:
+            yield blocks[0], policies
+        for policies in then:
             for block in blocks:
-                yield block, policy
+                yield block, policies
 
-    return squeezed(problem, patterns(), [limit] * problem.num_devices, refine=refine)
+    return squeezed(problem, patterns(), [limit] * problem.num_devices)

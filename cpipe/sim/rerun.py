@@ -74,9 +74,9 @@ class Rerun:
         The orders hold the same ops. None when they deadlock.
         """
         stretches = before.stretches
-        first = 0
-        while stretches[first].device != device or stretches[first].stop <= place:
-            first += 1
+        first = len(stretches) - 1  # changes are often near the end of what is timed
+        while stretches[first].device != device or stretches[first].begin > place:
+            first -= 1
         kept = stretches[:first]
         position = [0] * len(orders)
         missing = len(orders)
@@ -89,7 +89,7 @@ class Rerun:
         arrival = before.arrival.copy()
         self._forget(orders, position, arrival)
         return self._finish(
-            orders, Run(before.end.copy(), arrival, kept), position, self._pipes(orders, position, arrival)
+            orders, Run(before.end.copy(), arrival, kept), position, self.pipes(orders, position, arrival)
         )
 
     def _forget(self, orders: Sequence[Sequence[int]], position: Sequence[int], arrival: list[int]) -> None:
@@ -100,7 +100,7 @@ class Rerun:
                 if target[op] >= 0:
                     arrival[target[op]] = -1
 
-    def _pipes(self, orders: Sequence[Sequence[int]], position: Sequence[int], arrival: Sequence[int]) -> list[int]:
+    def pipes(self, orders: Sequence[Sequence[int]], position: Sequence[int], arrival: Sequence[int]) -> list[int]:
         """Return when each pipe is free after the ops before `position`."""
         free = [0] * self._num_pipes
         for order, place, pipes in zip(orders, position, self._busy, strict=True):

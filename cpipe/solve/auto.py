@@ -26,7 +26,6 @@ from cpipe.units import Ns
 __all__ = ["solve"]
 
 _FAMILY_WORK = 300_000  # op evaluations of the family: about a second
-_LINE_FAMILY_WORK = 150_000  # with one stage a device more has not been seen to help
 _SMALL_FAMILY_WORK = 100_000  # where local search does the same faster
 _SMALL_OPS = 800
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
@@ -235,11 +234,9 @@ class _Solve:
             self._offer(candidate.schedule, "greedy")
 
     def _family_work(self) -> int:
-        if self.method == "greedy":  # nothing comes after it
+        if self.method == "greedy" or self._num_ops > _SMALL_OPS:  # nothing, or nothing as good, comes after it
             return _FAMILY_WORK
-        if self._num_ops <= _SMALL_OPS:
-            return _SMALL_FAMILY_WORK
-        return _FAMILY_WORK if self.problem.num_stages > self.problem.num_devices else _LINE_FAMILY_WORK
+        return _SMALL_FAMILY_WORK
 
     def _local_search(self) -> None:
         """Anneal from the orders that were found, until one is good enough."""

@@ -24,6 +24,7 @@ _WARM = (80, 25, 150, 50, 10)  # first temperatures, in percent of the mean op
 _COOL = (10, 25, 10, 0, 10)  # one stage a device
 _COLD = (0, 10, 25, 0, 10)
 _SMALL = 800  # ops
+_LARGE = 2_000
 _MOST_ROUNDS = 64
 
 Order = tuple[tuple[int, ...], ...]
@@ -71,7 +72,7 @@ class MultiStart:
         heats = _COLD if num_ops > _SMALL else _WARM if several else _COOL
         for number, start in enumerate(self._ranked()[:_SCOUTS]):
             yield self._improve(start, target_ns, _SCOUT_WORK, heats[number % len(heats)])
-        work = _LARGE_ROUND_WORK if num_ops > _SMALL else _ROUND_WORK
+        work = _LARGE_ROUND_WORK if num_ops > _LARGE else _ROUND_WORK
         for number in range(_ROUNDS):
             ranked = self._ranked()
             rank = number % 3 if number % 2 else 0  # the best, and now and then one that is nearly as good

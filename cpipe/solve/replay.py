@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from cpipe.ir.ops import KINDS
 from cpipe.sim import Simulator
 from cpipe.sim.queues import QueuedRun
 from cpipe.sim.rerun import Rerun, Run
 
-__all__ = ["NO_WAY", "QUEUED_COST", "Replays", "Timed"]
+__all__ = ["NO_WAY", "QUEUED_COST", "Frontier", "Replays", "Timed"]
 
 QUEUED_COST = 4
 """How much dearer a replay is when messages queue for windows, shared pipes or collectives."""
@@ -50,6 +52,31 @@ class Timed:
         self.onward: list[int] = []
 
 
+class Frontier(NamedTuple):
+    """Where a replay ends early: what follows of ops that stay as they are, which is exact whatever came before.
+
+    Attributes
+    ----------
+    begin, stop
+        Per device: the first place that may change, and the first that is not replayed.
+    following
+        Per device: from the end of its last op that is replayed to the end of everything [ns].
+    crossing
+        Slots that ops before `stop` feed and ops behind it read.
+    tail
+        By slot, as in `Timed`.
+    link
+        Per pipe: from when it is free behind the last message that is replayed to the end of everything [ns].
+    """
+
+    begin: list[int]
+    stop: list[int]
+    following: list[int]
+    crossing: list[int]
+    tail: list[int]
+    link: list[int]
+
+
 class Replays:
     """Times the orders of one problem.
 
@@ -62,6 +89,8 @@ class Replays:
     ----------
     visits
         Ops replayed or measured so far, those of a general run counted `QUEUED_COST` times.
+    frontier
+        Where replays end; the orders that are timed must end there too. None to time all.
     """
 
     def __init__(self, simulator: Simulator) -> None:
@@ -71,6 +100,7 @@ class Replays:
         self._spans = simulator.objective == "span"
         self._queued_visits = 0
         self._measured = 0
+        self.frontier: Frontier | None = None
 
     @property
     def visits(self) -> int:
@@ -96,10 +126,44 @@ class Replays:
         if self._spans:
             duration = self._tables.duration
             sink = [duration[order[0]] - end[order[0]] if order else 0 for order in orders]
+        if self.frontier is not None:
+            sink = self.frontier.following
         value = max((end[order[-1]] + sink[device] for device, order in enumerate(orders) if order), default=0)
+        if self.frontier is not None:
+            value = max(value, self._behind(self.frontier, run, orders))
         timed = Timed(value, end, run.arrival, sink)
         timed.run = run
         return timed
+
+    def _behind(self, frontier: Frontier, run: Run, orders: Orders) -> int:
+        """Return when everything ends [ns] by way of the messages that cross `frontier`, and of those that follow."""
+        assert self._rerun is not None
+        arrival, tail = run.arrival, frontier.tail
+        value = max((arrival[slot] + tail[slot] for slot in frontier.crossing), default=0)
+        free = self._rerun.pipes(orders, frontier.stop, arrival)
+        return max(value, *map(sum, zip(free, frontier.link, strict=True)), 0)
+
+    def cut(self, orders: Orders, timed: Timed, begin_ns: int, stop_ns: int) -> Frontier:
+        """Return the frontier of a measured run of whole orders behind the ops that end by `stop_ns`.
+
+        Those that end by `begin_ns` are not meant to change.
+        """
+        end, target, pace, slot = timed.end, self._tables.target, self._simulator.pace, self._tables.slot
+        begin = [bisect_right(order, begin_ns, key=end.__getitem__) for order in orders]
+        stop = [bisect_right(order, stop_ns, key=end.__getitem__) for order in orders]
+        following, link = timed.sink.copy(), [NO_WAY] * len(self._simulator.problem.pipes)
+        unread: set[int] = set()
+        for device, (order, place) in enumerate(zip(orders, stop, strict=True)):
+            if place < len(order):
+                following[device] = timed.tail[slot[order[place]]]
+            for op in order[place:]:
+                unread.add(slot[op])
+                hop = pace[op]
+                if hop is not None and hop[1] and link[hop[0]] == NO_WAY:
+                    link[hop[0]] = timed.onward[op]
+        fed = [target[op] for order, place in zip(orders, stop, strict=True) for op in order[:place]]
+        crossing = [read for read in fed if read in unread]
+        return Frontier(begin, stop, following, crossing, timed.tail, link)
 
     def _queued(self, orders: Orders) -> Timed | None:
         queued = QueuedRun(self._tables, orders, None)
@@ -137,12 +201,14 @@ class Replays:
         tables = self._tables
         duration, slot, target = tables.duration, tables.slot, tables.target
         pace = self._simulator.pace
-        tail, onward = [0] * tables.size, [NO_WAY] * tables.size
+        frontier = self.frontier
+        tail = [0] * tables.size if frontier is None else frontier.tail.copy()
+        onward = [NO_WAY] * tables.size
         end, arrival = timed.end, timed.arrival
         following = timed.sink.copy()
-        link = [NO_WAY] * len(self._simulator.problem.pipes)
+        link = [NO_WAY] * len(self._simulator.problem.pipes) if frontier is None else frontier.link.copy()
         queued = timed.run is None
-        self._measured += sum(map(len, orders))
+        self._measured += sum(map(len, orders)) - (sum(frontier.begin) if frontier is not None else 0)
         for device, ops in self._backwards(orders, timed):
             after = following[device]
             for op in ops:
@@ -169,12 +235,17 @@ class Replays:
             following[device] = after
         timed.tail, timed.onward = tail, onward
 
-    @staticmethod
-    def _backwards(orders: Orders, timed: Timed) -> Iterator[tuple[int, Iterable[int]]]:
+    def _backwards(self, orders: Orders, timed: Timed) -> Iterator[tuple[int, Iterable[int]]]:
         """Yield (device, ops), last ops first; of a general run in order of their ends, which is all that it tells."""
         if timed.run is not None:
+            first = self.frontier.begin if self.frontier is not None else [0] * len(orders)
+            missing = sum(len(order) > place for order, place in zip(orders, first, strict=True))
             for device, begin, stop in reversed(timed.run.stretches):
-                yield device, reversed(orders[device][begin:stop])
+                if stop > first[device]:
+                    yield device, reversed(orders[device][begin:stop])
+                    missing -= begin <= first[device]
+                    if not missing:
+                        return
             return
         end = timed.end
         ops = [(op, device) for device, order in enumerate(orders) for op in order]

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, profile_document, write_json
+from command_line import ROOT, call, profile_document, write_json
 
 from cpipe.cli import complete
+from cpipe.cli.completion import with_shell
 from cpipe.compiler import PLACEMENTS
 from cpipe.plan import TRANSPORTS
 from cpipe.solve.methods import METHODS
@@ -104,19 +105,87 @@ def test_completion_is_light() -> None:
     assert not {name.split(".")[0] for name in done.stdout.split()} & {"torch", "pulp", "highspy", "ortools", "numpy"}
 
 
+def asked(*arguments: str, **environ: str) -> tuple[int, str, str]:
+    """Run a call in surroundings that hold nothing but these variables; return its code and what it wrote."""
+    script = "import sys; from cpipe.cli.app import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={"PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     ("shell", "sign"),
     [("bash", "complete -o default"), ("zsh", "#compdef cpipe"), ("fish", "complete --command cpipe")],
 )
 def test_scripts(shell: str, sign: str) -> None:
-    """Each of the three shells gets a script that calls cpipe."""
-    script = "import sys; from cpipe.cli.app import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "--show-completion", shell],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert sign in done.stdout
-    assert "_CPIPE_COMPLETE" in done.stdout
+    """Each of the three shells gets its own script, whatever shell asks, and with = as well."""
+    code, out, err = asked("--show-completion", shell)
+    assert (code, err) == (0, "")
+    assert sign in out
+    assert f"_CPIPE_COMPLETE=complete_{shell}" in out
+    assert asked(f"--show-completion={shell}", SHELL="/bin/other") == (code, out, err)
+
+
+def test_scripts_of_other_shells() -> None:
+    """A shell that there is no script for is refused with those that there are."""
+    code, out, err = asked("--show-completion", "tcsh")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --show-completion: expected one of bash, zsh, fish, got 'tcsh' [unknown-value]\n")
+    assert asked("--install-completion", "tcsh")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "error"),
+    [
+        ("", "--show-completion: your shell cannot be told from here [unknown-shell]"),
+        ("/bin/tcsh", "--show-completion: there is no completion for 'tcsh' [unknown-shell]"),
+    ],
+)
+def test_shells_that_nobody_knows(
+    own: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the shell is not named and cannot be told, the call says how to name it."""
+    monkeypatch.setitem(sys.modules, "shellingham", None)
+    monkeypatch.setenv("SHELL", own)
+    outcome = call(capsys, "--show-completion")
+    assert outcome == (2, "", f"error: {error}\nhint: name one: --show-completion bash, zsh, fish\n")
+
+
+def test_the_users_own_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the shell is not named it is the user's own."""
+    monkeypatch.setitem(sys.modules, "shellingham", None)
+    monkeypatch.setenv("SHELL", "/usr/bin/zsh")
+    outcome = call(capsys, "--show-completion")
+    assert outcome == call(capsys, "--show-completion", "zsh")
+    assert outcome.out.startswith("#compdef cpipe")
+
+
+def test_a_script_is_installed(tmp_path: Path) -> None:
+    """The script is written below the user's home, and the call says where."""
+    code, out, err = asked("--install-completion", "fish", HOME=str(tmp_path))
+    (written,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert (code, out, err) == (0, f"fish completion is in {written}; it works in every new shell\n", "")
+    assert written.read_text(encoding="utf-8").strip() == asked("--show-completion", "fish")[1].strip()
+
+
+def test_a_script_that_cannot_be_installed(tmp_path: Path) -> None:
+    """When the place cannot be written, that is an error of the call in one line."""
+    (tmp_path / ".config").touch()
+    code, out, err = asked("--install-completion", "fish", HOME=str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: --install-completion: {tmp_path}/.config")
+    assert err.endswith("[output-not-writable]\n")
+
+
+def test_a_shell_is_joined_at_the_start_only() -> None:
+    """The shell is joined to the option that begins a call; any other call is left as it is."""
+    assert with_shell(["--show-completion", "zsh"]) == ["--show-completion=zsh"]
+    assert with_shell(["--show-completion"]) == ["--show-completion=current"]
+    assert with_shell(["--install-completion", "--help"]) == ["--install-completion=current", "--help"]
+    for others in ([], ["solve", "--show-completion", "zsh"], ["--show-completion=zsh"]):
+        assert with_shell(others) == others

@@ -20,6 +20,7 @@ from cpipe.errors import Diagnostic, ProfileError
 from cpipe.ir import Instruction, Plan, Problem, Schedule
 from cpipe.plan import encode_plan, lift, plan_schema, safe_transports, validate
 from cpipe.plan.exchange import torch_faults
+from cpipe.profile import normalize
 from cpipe.sim import DeadlockError, simulate
 
 DOCUMENT = flow_document(2, 4, latency_ms=1, gradient_bytes=1_000_000, output_bytes=4)
@@ -172,6 +173,50 @@ def test_wrong_groups(group: dict[str, Any], code: str) -> None:
     plan, problem = made()
     changed = replace(plan, groups=(replace(plan.groups[0], **group), plan.groups[1]))
     assert code in codes(changed, problem) and code in codes(changed)
+
+
+def test_wait_before_a_message_that_others_need() -> None:
+    """A rank that waits for copies before it has sent its last gradient may keep others from their last backward."""
+    plan, problem = made()
+    ops = list(plan.ranks[0].ops)
+    ops.insert(len(ops) - 3, ops.pop(reduces(plan, 0)[0] - 1))
+    late = set_ops(plan, 0, ops)
+    expected = "rank 0: WAIT of stage 3 for the copies on other ranks comes before SEND of stage 3 mb 1, at ops[22]"
+    for told in (faults(late), faults(late, problem)):
+        assert [(fault.code, fault.message) for fault in told] == [("early-wait", expected)]
+
+
+def test_ring_of_reductions() -> None:
+    """Three ranks of which each waits for the next hang, though every two of them agree on the order of theirs."""
+    problem = normalize(flow_profile(flow_document(3, 2)), placement=(0, 0, 1, 2, 1, 2), flows=2)
+    plan = plan_of(problem, random_order(Random(1), problem))
+    assert_plan_ok(plan, problem)
+    turns = ((0, 1), (1, 2), (2, 0))
+    for place, turn in enumerate(turns):
+        ops = [step for step in plan.ranks[place].ops if step.op != "ALL_REDUCE"]
+        posts = {step.group: step for step in plan.ranks[place].ops if step.op == "ALL_REDUCE"}
+        first = next(index for index, step in enumerate(ops) if step.op == "WAIT" and step.group is not None)
+        plan = set_ops(plan, place, [*ops[:first], *(posts[group] for group in turn), *ops[first:]])
+    expected = (
+        "rank 0: ALL_REDUCE of stage 0 can never run: those that come first wait for each other: "
+        "ALL_REDUCE of stage 0 on rank 0, ALL_REDUCE of stage 4 on rank 1, ALL_REDUCE of stage 5 on rank 2"
+    )
+    for told in (faults(plan), faults(plan, problem)):
+        assert ("copies-order", expected) in [(fault.code, fault.message) for fault in told]
+
+
+def test_copies_are_reduced_at_one_time() -> None:
+    """Without a problem, too, the reduction over copies is one op: all ranks state the same times for it."""
+    plan, _ = made()
+    index = reduces(plan, 0)[0]
+    step = plan.ranks[0].ops[index]
+    start, end = step.start_ns or 0, step.end_ns or 0
+    told = faults(edit_op(plan, 0, index, start_ns=start + 1))
+    expected = (
+        f"rank 1: ALL_REDUCE of stage 1 runs from {start} to {end} ns, "
+        f"that of its copy on rank 0 from {start + 1} to {end} ns"
+    )
+    assert [(fault.code, fault.message) for fault in told] == [("copies-time", expected)]
 
 
 def test_kind_of_group_follows_the_flows() -> None:

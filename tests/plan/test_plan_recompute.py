@@ -16,7 +16,8 @@ from plan_edits import edit_op, edit_problem
 from random_plans import draw_problem, draw_schedule
 
 from cpipe.ir import Device, InvariantError, OpKind, Plan, Problem, Schedule, Stage, encode_op
-from cpipe.plan import decode_plan, encode_plan, plan_schema, problem_digest, validate
+from cpipe.plan import decode_plan, encode_plan, lift, plan_schema, posting_gates, problem_digest, validate
+from cpipe.plan.exchange import LAYOUTS, plan_of_table, read_torch_csv, torch_csv, with_times
 from cpipe.profile import RecomputeSpec
 from cpipe.profile.recompute import recomputing
 from cpipe.schedules import static_schedule
@@ -74,6 +75,17 @@ def test_plan_says_which() -> None:
     assert decode_plan(text, "plan.json") == plan
     assert b'"placement": [0, 1, 2], "recompute": [0, 2]}' in text
     jsonschema.validate(json.loads(text), plan_schema())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_table_for_a_job_that_recomputes(layout: str) -> None:
+    """A table cannot say which stages recompute, but a plan that is made of it for such a problem does."""
+    problem, plan = made()
+    table = read_torch_csv(torch_csv(plan, layout=layout).encode(), "t.csv")
+    again = plan_of_table(table, problem, plan.made_by)
+    assert again.problem == plan.problem
+    timed = with_times(again, simulate(problem, lift(again)[0], posting_gates(again)))
+    assert {fault.code for fault in validate(timed, problem)} <= {"wrong-peak"}, "peaks are not stated yet"
 
 
 def test_plan_without_any() -> None:

@@ -115,6 +115,20 @@ def test_another_profile_gives_other_times() -> None:
     assert max(int(row["end_ns"]) for row in rows) == timeline.makespan_ns > compiled.plan.claims.makespan_ns
 
 
+@pytest.mark.parametrize(("planned_for", "replayed_on"), [(0, 4), (4, 0), (4, 7)])
+def test_the_step_is_that_of_the_replay(planned_for: float, replayed_on: float) -> None:
+    """On a profile with another step, or none, the STEP of every rank has the times that it has there."""
+    document = job_document(2, 2, 3)
+    before, after = (as_profile(document | {"step_ms": ms}) for ms in (planned_for, replayed_on))
+    compiled = compile_profile(before, SolveOptions(method="1f1b"))
+    assert_plan_ok(compiled.plan, compiled.problem)
+    problem = problem_for_plan(compiled.plan, after)
+    timeline = simulate_plan(compiled.plan, problem)
+    steps = [row for row in read(timeline_csv(compiled.plan, (problem, timeline))) if row["op"] == "STEP"]
+    expected = {(str(timeline.work_ends_ns), str(timeline.makespan_ns))} if replayed_on else set()
+    assert {(row["start_ns"], row["end_ns"]) for row in steps} == expected
+
+
 def test_pairs_have_both_halves() -> None:
     """An FB is one row with the stage and microbatch of its forward and of its backward."""
     problem = shape("wave", 2, 4, 2)

@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs the extra cpipe[torch]")
 
 import torch
-from helpers import plan_of
+from flow_problems import flow_document, flow_problem
+from helpers import assert_plan_ok, plan_of
+from msgspec.structs import replace
 from sample_plans import make_problem, one_f_one_b
 
 from cpipe.errors import UsageError
-from cpipe.ir import Plan
+from cpipe.ir import Plan, Schedule
 from cpipe.runtime import models
 from cpipe.runtime.autograd import ForwardPass
 from cpipe.runtime.models import Job, SleepModel, TransformerModel, load_factory
@@ -111,6 +113,37 @@ def test_first_stage_sleeps_in_its_weight_gradient(slept: list[float]) -> None:
     assert slept == [2 * MS]
     backward.weight_grad()
     assert slept == [2 * MS, 3 * MS]
+
+
+def test_copies_sleep_by_their_own_ops(slept: list[float]) -> None:
+    """Of two flows, each copy of a stage has the same weight, and the times and runs that the plan has for it."""
+    problem = flow_problem(flow_document(2, 4, input_grad_ms=2, weight_grad_ms=1, full_backward_ms=3))
+    order = "0F0 0F1 3F0 3D0 3W0 3F1 3B1 0B0 0B1\n2F0 2F1 1F0 1B0 1F1+2B0 1B1 2D1 2W1"
+    schedule = Schedule.from_text(order, 2)
+    schedule.verify(problem)
+    made = plan_of(problem, schedule)
+    assert_plan_ok(made, problem)
+    made = replace(made, problem=replace(made.problem, recompute=(3,)))  # the copy of 1, which does not
+    model = SleepModel(Job(num_stages=2, microbatches=4, plan=made))
+    stages = [model.stage(stage) for stage in range(4)]
+    weights = [next(stage.parameters()) for stage in stages]
+    assert torch.equal(weights[0], weights[2]) and torch.equal(weights[1], weights[3])
+    value = torch.rand(4, 4)
+    for _ in range(2):
+        stages[1](value)
+    assert slept == [1 * MS, 2 * MS], "half of the pair of 4 ms"
+    slept.clear()
+    for _ in range(4):  # F0, again for D0, F1, again for B1
+        stages[3](value)
+    assert slept == [1 * MS, 1 * MS]
+    slept.clear()
+    outputs = [stages[2](value) for _ in range(2)]
+    assert slept == [1 * MS, 1 * MS]
+    slept.clear()
+    backward = ForwardPass((), (outputs[1],))
+    backward.input_grad((torch.ones_like(value),))
+    backward.weight_grad()
+    assert slept == [3 * MS], "the first stage of the second flow has no input gradient either"
 
 
 def test_sleep_needs_a_plan() -> None:

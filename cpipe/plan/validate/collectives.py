@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -45,18 +46,24 @@ def check_collectives(layout: Layout, programs: dict[int, list[Step]], problem: 
 
 
 def _check_copies(layout: Layout, programs: dict[int, list[Step]], report: Report) -> None:
-    """Two ranks reduce the copies that both have in one order: each runs its collectives one after the other."""
+    """The copies are reduced in one order, and no rank waits for them before it has done what others may need for it.
+
+    Each rank runs its collectives one after the other: any two have those that both take part in in the same order, and
+    no ring of ranks wait for each other.
+    """
     copies = {index for index, group in layout.groups.items() if group.kind == "weight_copies"}
     posts: dict[int, dict[int, Step]] = {rank: {} for rank in programs}
     for rank, steps in programs.items():
         place = layout.programs[rank][0]
-        last = max((step.at for step in steps if step.op in ("F", "D", "W", "B")), default=-1)
+        needed = [step for step in steps if step.op in ("F", "D", "W", "B", "SEND")]
+        last = max(needed, key=lambda step: step.at, default=None)
         for step in steps:
             if step.group in copies and step.op != "WAIT":
                 posts[rank].setdefault(step.group, step)
-            elif step.group in copies and step.at < last:
-                message = f"rank {rank}: {step} for the copies on other ranks comes before compute, at ops[{last}]"
+            elif step.group in copies and last is not None and step.at < last.at:
+                message = f"rank {rank}: {step} for the copies on other ranks comes before {last}, at ops[{last.at}]"
                 report.step("early-wait", place, step.at, message)
+    before = len(report)
     for rank, own in posts.items():
         for other in (other for other in posts if other < rank):
             shared = [group for group in posts[other] if group in own]
@@ -68,6 +75,32 @@ def _check_copies(layout: Layout, programs: dict[int, list[Step]], report: Repor
                     message += f"runs them the other way round, from ops[{first.at}] on"
                     report.step("copies-order", layout.programs[rank][0], step.at, message)
                     break
+    if len(report) == before:
+        _check_ring(layout, posts, report)
+
+
+def _check_ring(layout: Layout, posts: dict[int, dict[int, Step]], report: Report) -> None:
+    """Run the reductions of all ranks: each when it is the next of every rank that takes part; some must be left last.
+
+    Every two ranks agree on the order of theirs, so what stands still is a ring of three or more.
+    """
+    queues = {rank: deque(own) for rank, own in posts.items() if own}
+    members = Counter(group for own in posts.values() for group in own)
+    while queues:
+        heads = Counter(queue[0] for queue in queues.values())
+        free = [group for group, count in heads.items() if count == members[group]]
+        if not free:
+            rank, group = min((rank, queue[0]) for rank, queue in queues.items())
+            step = posts[rank][group]
+            others = ", ".join(f"{posts[other][queue[0]]} on rank {other}" for other, queue in sorted(queues.items()))
+            message = f"rank {rank}: {step} can never run: those that come first wait for each other: {others}"
+            report.step("copies-order", layout.programs[rank][0], step.at, message)
+            return
+        for group in free:
+            for queue in queues.values():
+                if queue and queue[0] == group:
+                    queue.popleft()
+        queues = {rank: queue for rank, queue in queues.items() if queue}
 
 
 def _expected(

@@ -36,6 +36,8 @@ def check_replay(layout: Layout, programs: dict[int, list[Step]], problem: Probl
                 f"the plan says {step.start_ns} to {step.end_ns} ns{others}"
             )
             report.step("wrong-time", layout.programs[rank][0], step.at, message)
+    if not problem.step_ns:
+        _check_no_step(layout, programs, report)
     _check_makespan(layout, outcome.makespan_ns, report)
     _check_span(layout, [_without_step(steps, outcome.times[rank]) for rank, steps in programs.items()], report)
 
@@ -50,6 +52,7 @@ def check_stated_times(
     for rank, steps in programs.items():
         _check_rank_times(rank, layout.programs[rank][0], steps, report)
     _check_step_times(layout, programs, report)
+    _check_copy_times(layout, programs, report)
     for (phase, stage, mb), step in computed.items():
         feeder = (phase, layout.neighbour(stage, -1 if phase == "F" else 1), mb)
         made = computed.get(feeder) if phase != "W" else None
@@ -101,6 +104,31 @@ def _check_step_times(layout: Layout, programs: dict[int, list[Step]], report: R
             stated = "no times" if step.start_ns < 0 else f"{step.start_ns} to {step.end_ns} ns"
             message = f"rank {rank}: {step} states {stated}, expected {max(0, last)} to {end} ns as on all ranks"
             report.step("step-time", layout.programs[rank][0], step.at, message)
+
+
+def _check_no_step(layout: Layout, programs: dict[int, list[Step]], report: Report) -> None:
+    """Where nothing is done together at the end, no STEP states times."""
+    for rank, program in programs.items():
+        for step in program:
+            if step.op == "STEP" and step.start_ns >= 0:
+                message = f"rank {rank}: STEP states {step.start_ns} to {step.end_ns} ns, the problem has no such step"
+                report.step("step-time", layout.programs[rank][0], step.at, message)
+
+
+def _check_copy_times(layout: Layout, programs: dict[int, list[Step]], report: Report) -> None:
+    """The reduction over the copies of a stage is one op: it has the same times on all of their ranks."""
+    first: dict[int, tuple[int, Step]] = {}
+    for rank, program in programs.items():
+        for step in program:
+            if step.op != "ALL_REDUCE" or layout.groups[step.group].kind != "weight_copies":
+                continue
+            other, same = first.setdefault(step.group, (rank, step))
+            if (step.start_ns, step.end_ns) != (same.start_ns, same.end_ns):
+                message = (
+                    f"rank {rank}: {step} runs from {step.start_ns} to {step.end_ns} ns, "
+                    f"that of its copy on rank {other} from {same.start_ns} to {same.end_ns} ns"
+                )
+                report.step("copies-time", layout.programs[rank][0], step.at, message)
 
 
 def _without_step(steps: list[Step], times: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:

@@ -129,8 +129,9 @@ def run_child(
         )
     except (OSError, ValueError, TypeError) as error:  # also: this interpreter does not know its own path
         return Ended("not_started", detail=f"no process could be started: {error}")
-    child = _Child(process, job)
+    child = _Child(process)
     try:
+        child.start(job)
         return child.wait(reply_type, event_type, on_event, _limit_of(time_limit), stop)
     finally:
         child.end()
@@ -174,19 +175,22 @@ def _decoded(message: Frame, reply_type: type[ReplyT]) -> Ended[ReplyT]:
 class _Child:
     """A running child and the threads that serve its pipes, so that none of them can block the caller."""
 
-    def __init__(self, process: subprocess.Popen[bytes], job: bytes) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._arrived: queue.SimpleQueue[Frame | FrameError | None] = queue.SimpleQueue()
         self._tail = b""
         self._writing = threading.Lock()
         self._threads: list[threading.Thread] = []
+
+    def start(self, job: bytes) -> None:
+        """Send the job and listen, in threads; whatever interrupts this, `end` ends the child."""
         for work, *arguments in ((self._send, job), (self._read,), (self._read_errors,)):
             self._start(work, *arguments)
 
     def _start(self, work: Callable[..., None], *arguments: bytes) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
