@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
 DEMO ?= plans/m70-2dc-lat2-bw2-1x/profile.json
 SCHEMAS := profile plan report
 PYTEST_ARGS ?=
+WORKERS ?= auto
 # The torch that the runtime tests run on; a CPU build does, name one with TORCH=... where this pulls a large one.
 TORCH ?= torch==2.13.0
 BENCH_ARGS ?=
@@ -19,6 +20,7 @@ BENCH_ARGS ?=
 # Stamps: what is installed in the environment, made again when pyproject.toml changes.
 CORE := $(VENV)/.cpipe-core
 DEV := $(VENV)/.cpipe-dev
+BROWSER := $(VENV)/.cpipe-browser
 
 .PHONY: help venv dev demo test test-fast check fmt lint types imports schemas schemas-fresh pins pins-update readme golden bench bench-runtime tables clean
 
@@ -45,6 +47,15 @@ $(DEV): pyproject.toml | $(CORE)
 	@$(PIP) --editable '.[dev,torch,cpsat,dask,png]'
 	@touch $@
 
+# Tests of the HTML page drive Chromium. As root, in a container say, it is installed; otherwise they are skipped without it.
+$(BROWSER): | $(BIN)/python
+	@command -v chromium chromium-browser google-chrome >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
+	  || { echo "installing chromium for the tests of the HTML page"; \
+	       { timeout 600 apt-get install -y -qq --no-install-recommends chromium || { timeout 300 apt-get update -qq && \
+	         timeout 600 apt-get install -y -qq --no-install-recommends chromium; }; } >/dev/null 2>&1 < /dev/null \
+	       || echo "note: no chromium; the tests that need it are skipped"; }
+	@touch $@
+
 venv: $(CORE) ## Create .venv with cpipe and what it needs to run
 
 dev: $(DEV) ## Create .venv with the development tools too
@@ -58,8 +69,8 @@ demo: $(CORE) ## Solve a shipped case and show the plan (DEMO=profile.json for a
 
 # --- tests
 
-test: $(DEV) ## Run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(DEV) $(BROWSER) ## Run all tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-fast: $(DEV) ## Run the tests that are not marked slow, stop at the first failure
 	$(BIN)/python -m pytest -x -m 'not slow' $(PYTEST_ARGS)

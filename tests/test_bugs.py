@@ -15,13 +15,14 @@ from oracle.cases import case
 from oracle.exhaustive import shortest_makespan
 
 from cpipe.compiler import problem_for_plan
-from cpipe.ir import Schedule
+from cpipe.ir import Bound, Schedule
 from cpipe.plan import encode_plan, load_plan
 from cpipe.profile import load_profile
 from cpipe.sim import Simulator
 from cpipe.sim.memory import fits
-from cpipe.solve import SolveLimits, lower_bound, solve
+from cpipe.solve import lower_bound, solve
 from cpipe.solve.crosspipe import crosspipe_greedy
+from cpipe.solve.milp import solve_milp
 from cpipe.solve.serial import serial_schedule
 from cpipe.units import Bytes
 
@@ -87,8 +88,8 @@ def test_an_interrupt_between_two_lines_still_stops_the_solver() -> None:
     """
     script = (
         "import signal, subprocess, threading\n"
-        "from oracle.cases import case\n"
-        "from cpipe.solve import SolveLimits, solve\n"
+        "from stub_workers import Number\n"
+        "from cpipe.solve.child import run_child\n"
         "started, popen, children = threading.Thread.start, subprocess.Popen, []\n"
         "def start(self):\n"
         "    started(self)\n"
@@ -99,7 +100,7 @@ def test_an_interrupt_between_two_lines_still_stops_the_solver() -> None:
         "    return children[-1]\n"
         "threading.Thread.start, subprocess.Popen = start, record\n"
         "try:\n"
-        "    solve(case(6, [0, 1, 2], activation=2, held=1, capacity=4), 'milp', SolveLimits())\n"
+        "    run_child('stub_workers:deaf', Number(value=1), Number)\n"
         "except KeyboardInterrupt:\n"
         "    print('interrupted', [child.returncode for child in children])\n"
     )
@@ -117,7 +118,11 @@ def test_an_interrupt_between_two_lines_still_stops_the_solver() -> None:
 def test_a_negative_seed_never_reaches_the_solver() -> None:
     """HiGHS refuses some seeds with an exception of its own; the largest that we accept works."""
     problem = case(6, [0, 1, 2], activation=2, held=1, capacity=4)
-    assert solve(problem, "milp", SolveLimits(seed=(1 << 31) - 1)).makespan_ns == 25
+    start = serial_schedule(problem)
+    outcome = solve_milp(problem, start, lower_bound=Bound(value_ns=1), seed=(1 << 31) - 1)
+    assert outcome.warnings == ()
+    assert outcome.schedule is not None
+    assert Simulator(problem).makespan(outcome.schedule.orders) == 25
 
 
 def line_document(memory_bytes: int | None = None, microbatches: int = 2, num_devices: int = 5) -> dict[str, object]:

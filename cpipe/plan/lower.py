@@ -238,7 +238,8 @@ class _Lowering:
     def _copy_turns(self) -> list[int]:
         """Return all stages in the order in which the reductions over their copies run.
 
-        Of those that are ready at one time the first is that whose gradients are complete first on its lowest rank.
+        Of those that start at one time that of no length is first, as it holds no link; then that which was ready first,
+        and that whose gradients are complete first on its lowest rank.
         """
         ready: dict[int, int] = defaultdict(int)
         complete: dict[tuple[int, int], int] = {}  # first copy, rank -> place of its last W or B
@@ -253,8 +254,8 @@ class _Lowering:
         def turn(stage: int) -> tuple[int, ...]:
             copies = self._problem.copies_of(stage)
             lowest = min(self._problem.stages[copy].device for copy in copies)
-            start, place = self._reduce_runs[stage].start_ns, complete[copies[0], lowest]
-            return start, ready[copies[0]], lowest, place, stage
+            run, place = self._reduce_runs[stage], complete[copies[0], lowest]
+            return run.start_ns, run.end_ns, ready[copies[0]], lowest, place, stage
 
         return sorted(self._reduce_runs, key=turn)
 

@@ -2,9 +2,11 @@
 
 Each (pipe, sender) has a queue; the head of a queue may leave once its receive is posted. A fused pair waits for both
 of its inputs, and both outputs are ready at its end. The reduction over the copies of a stage is ready once all copies
-have posted it, and holds the data-parallel links of all their devices. A pipe with one sender serves its queue at once.
-A contended pipe is decided only when no device can go on: the head that is ready first leaves, and nothing that is
-still to come can have been ready before it, since it depends on a message that waits.
+have posted it, and holds the data-parallel links of all their devices; of what its lowest device has ready at the same
+time it comes last, since that may post it later than its gradients are complete (`cpipe.plan.lower`). A pipe with one
+sender serves its queue at once. A contended pipe is decided only when no device can go on: the head that is ready
+first leaves, and nothing that is still to come can have been ready before it, since it depends on a message that
+waits.
 """
 
 from __future__ import annotations
@@ -189,7 +191,10 @@ class QueuedRun:
         if len(posts) == len(copies):
             links = tuple(len(problem.pipes) + member for member, *_ in sorted(posts))
             job = self._collective("ALL_REDUCE", copies[0], max(post[2] for post in posts), min(posts)[1])
-            job = job._replace(pipes=links + (problem.collectives.pipes if problem.collectives else ()))
+            job = job._replace(
+                position=job.position + 2 * self._tables.size,  # behind the messages
+                pipes=links + (problem.collectives.pipes if problem.collectives else ()),
+            )
             self._enqueue(self._copy_lane + copies[0], job)
 
     def _enqueue(self, lane: int, job: _Job) -> None:

@@ -29,6 +29,7 @@ _RUN = 0.15  # share of moves that shift a run of microbatches
 _FUSE = 0.15  # share of moves that exchange D and W for B, where B is cheaper
 _DRAW = 20  # what a proposal costs that is not replayed, in op visits
 _STALE = 8  # accepted moves for which tails are kept
+_WINDOW = 60  # ops a device, in each of the windows that a sweep goes through
 _LOGS = tuple(round(-1024 * math.log((index + 0.5) / 1024)) for index in range(1024))
 """Quantiles of the exponential distribution, in 1024ths: how much longer an order may be, at temperature 1."""
 
@@ -66,9 +67,11 @@ class LocalSearch:
         budget: int,
         seed: int,
         heat: int = 50,
+        sweeps: int = 0,
         expired: Callable[[], bool] = lambda: False,
     ) -> None:
         self.evaluations = 0
+        self._sweeps = sweeps if simulator.is_direct and simulator.objective == "makespan" else 0
         self._problem = problem
         self._n = problem.microbatches
         self._tables = simulator.tables
@@ -93,7 +96,49 @@ class LocalSearch:
 
     def improve(self, schedule: Schedule) -> tuple[int, Schedule]:
         """Return the best objective [ns] and schedule found from `schedule`, which must not deadlock."""
-        self._orders = [list(order) for order in schedule.orders]
+        whole = [list(order) for order in schedule.orders]
+        self._heat_ns = self._heat * self._mean(whole) // 100
+        if self._sweeps:
+            best, whole = self._sweep(whole)
+        else:
+            best, whole = self._walk(whole, self._budget)
+        return best, Schedule(orders=tuple(map(tuple, whole)))
+
+    def _mean(self, orders: list[list[int]]) -> int:
+        """Return the mean duration of an op [ns]."""
+        lengths = [self._tables.duration[op] for order in orders for op in order]
+        return sum(lengths) // max(1, len(lengths))
+
+    def _sweep(self, whole: list[list[int]]) -> tuple[int, list[list[int]]]:
+        """Walk through windows in time, the first first: a replay ends behind the window, as the rest stands."""
+        num_windows = max(1, sum(map(len, whole)) // (_WINDOW * len(whole)))
+        best = 0
+        for sweep in range(self._sweeps):
+            for number in range(num_windows + sweep % 2):
+                self._replays.frontier = None
+                timed = self._replays.start(whole)
+                assert timed is not None, "local search starts from an order that finishes"
+                best = timed.value
+                left = (self._sweeps - sweep) * num_windows - number
+                if self.work >= self._budget or best <= self._target or self._expired():
+                    return best, whole
+                self._replays.measure(whole, timed)
+                begin = best * (2 * number - sweep % 2) // (2 * num_windows)
+                stop = best * (2 * number + 2 - sweep % 2) // (2 * num_windows)
+                frontier = self._replays.cut(whole, timed, begin, stop)
+                self._replays.frontier = frontier
+                part = [order[:place] for order, place in zip(whole, frontier.stop, strict=True)]
+                _, part = self._walk(part, self.work + (self._budget - self.work) // max(1, left))
+                for order, changed in zip(whole, part, strict=True):
+                    order[: len(changed)] = changed
+        self._replays.frontier = None
+        timed = self._replays.start(whole)
+        assert timed is not None
+        return timed.value, whole
+
+    def _walk(self, orders: list[list[int]], budget: int) -> tuple[int, list[list[int]]]:
+        """Return the best objective [ns] and orders found from `orders` until `budget` is spent."""
+        self._orders = orders
         timed = self._replays.start(self._orders)
         assert timed is not None, "local search starts from an order that finishes"
         self._levels = [self._moves.levels(device, order) or [] for device, order in enumerate(self._orders)]
@@ -101,19 +146,19 @@ class LocalSearch:
         for order in self._orders:
             for index, op in enumerate(order):
                 self._place[self._tables.slot[op]] = index
+        frontier = self._replays.frontier
+        self._begin = frontier.begin if frontier is not None else [0] * len(orders)
         self._accepted = 0
-        lengths = [self._tables.duration[op] for order in self._orders for op in order]
-        self._heat_ns = self._heat * sum(lengths) // (100 * max(1, len(lengths)))
         self._settle(timed)
         best, best_orders = timed.value, [order.copy() for order in self._orders]
-        while self.work < self._budget and best > self._target and not self._expired():
+        while self.work < budget and best > self._target and not self._expired():
             self._draws += 1
             found = self._step()
             if found is not None:
                 self._settle(found)
-                if found.value < best:
+                if found.value < best or (frontier is not None and found.value == best):
                     best, best_orders = found.value, [order.copy() for order in self._orders]
-        return best, Schedule(orders=tuple(map(tuple, best_orders)))
+        return best, best_orders
 
     def _settle(self, timed: Timed) -> None:
         """Make a timed order the current one."""
@@ -134,7 +179,7 @@ class LocalSearch:
         op = self._last_op()
         device = devices[op // per_stage]
         index = place[tables.slot[op]]
-        while True:
+        while index >= self._begin[device]:
             path.append((device, index))
             start = end[op] - tables.duration[op]
             if start <= 0:
@@ -150,6 +195,7 @@ class LocalSearch:
                 continue
             device, index = devices[feeder // per_stage], place[feeder]
             op, index = self._queue_head(device, index, path)
+        return path or [(device, index)]
 
     def _last_op(self) -> int:
         """Return the op that the objective ends with."""
@@ -162,7 +208,20 @@ class LocalSearch:
             for op, extra in sorted(timed.extra.items()):
                 if timed.end[op] + extra + timed.sink[self._tables.stage_device[op // KINDS // self._n]] == timed.value:
                     return op
+            return self._crossing_op() or self._orders[-device][-1]
         return self._orders[-device][-1]
+
+    def _crossing_op(self) -> int | None:
+        """Return the op whose message ends with the objective behind the frontier, if it is such a one."""
+        timed, tables, frontier = self._timed, self._tables, self._replays.frontier
+        for slot in frontier.crossing if frontier is not None else ():
+            feeder = self._feeder(slot)
+            op = self._orders[tables.stage_device[feeder // KINDS // self._n]][self._place[feeder]]
+            hop, arrival = self._pace[op], timed.arrival[slot]
+            free = arrival - hop[2] + hop[1] + frontier.link[hop[0]] if frontier is not None and hop is not None else 0
+            if frontier is not None and timed.value in (arrival + frontier.tail[slot], free):
+                return op
+        return None
 
     def _feeder(self, slot: int) -> int:
         """Return the slot of the op that feeds `slot`, an F or a D; `NO_SLOT` for the first stage's F."""
@@ -200,9 +259,10 @@ class LocalSearch:
             device, index = self._critical[int(draw() * len(self._critical))]
         else:
             device = int(draw() * len(self._orders))
-            if not self._orders[device]:
+            places = len(self._orders[device]) - self._begin[device]
+            if places <= 0:
                 return None
-            index = int(draw() * len(self._orders[device]))
+            index = self._begin[device] + int(draw() * places)
         order = self._orders[device]
         shift = 1 + int(draw() * _REACH)
         if draw() < 0.5:

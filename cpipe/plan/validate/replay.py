@@ -9,7 +9,8 @@ that carry collectives. Events come off one heap in order of time. What is equal
 * a fused pair is one op;
 * when all ranks have done everything else, and their collectives have ended, they make the step together;
 * a collective is ready when it is posted, and holds its rank's data-parallel link and every contended pipe; that over
-  the copies of a stage is ready when all of their ranks have posted it, and holds the links of all of them.
+  the copies of a stage is ready when all of their ranks have posted it, and holds the links of all of them (ties: as if
+  its lowest rank had posted it behind all of its messages).
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class _Machine:
         transfer.pipes = (*(("data-parallel", poster) for poster, *_ in sorted(posts)), *shared)
         transfer.occupancy = self._problem.stages[step.stage].reduce_ns
         transfer.sent = transfer.posted = max(when for *_, when in posts)
-        transfer.order = (True, first, post.at)
+        transfer.order = (True, first, len(self._layout.programs[first][1].ops) + post.at)
         self._lanes[transfer.lane].append(transfer)
         self._offer(transfer)
 
