@@ -104,7 +104,8 @@ def _narrowed(plan: Plan, problem: Problem, schedule: Schedule) -> Plan:
     A narrower window never shortens a schedule, so the widest that fits, of the powers of two, is taken.
     """
     widest = max((channel.window for channel in plan.channels), default=0)
-    bound = Bound(value_ns=plan.claims.lower_bound_ns, proved_by=plan.claims.proved_by)
+    claims = plan.claims
+    bound = Bound(value_ns=claims.lower_bound_ns, proved_by=claims.proved_by, reason=claims.reason)
     for power in reversed(range(max(0, widest - 1).bit_length())):
         windowed = msgspec.structs.replace(problem, receive_window=1 << power)
         try:

@@ -49,7 +49,7 @@ class Timeline(Frozen, frozen=True, kw_only=True):
     messages
         Sorted by (kind, stage, microbatch).
     collectives
-        Sorted by (device, start).
+        Sorted by (device, start), in the order in which each device's link served them.
     makespan_ns
         The last completion on any device, collectives included, and the step behind it.
     step_ns

@@ -141,7 +141,6 @@ class _Lowering:
             Message(run.kind, run.stage + (1 if run.kind == "activation" else -1), run.microbatch): run
             for run in timeline.messages
         }
-        self._turns = self._copy_turns() if len(problem.flows) > 1 else None
 
     def program(self, device: int) -> RankProgram:
         """Return the program of one rank: receives and WAITs before each op, sends and reductions after it."""
@@ -223,10 +222,10 @@ class _Lowering:
         Those of copies stand in the order in which they run, on every rank the same: a rank whose own gradients are
         complete earlier posts later, but no later than the reduction can start, since an earlier one holds its link.
         """
-        if self._turns is None:
+        if len(self._problem.flows) == 1 or not complete:
             due = complete.copy()
         else:
-            turns = [stage for stage in self._turns if self._problem.stages[stage].device == device]
+            turns = [run.stage for run in self._timeline.collectives if run.device == device]
             due = []
             for stage in turns[num_posted:]:
                 if stage not in complete:
@@ -234,30 +233,6 @@ class _Lowering:
                 due.append(stage)
         complete[:] = [stage for stage in complete if stage not in due]
         return due
-
-    def _copy_turns(self) -> list[int]:
-        """Return all stages in the order in which the reductions over their copies run.
-
-        Of those that start at one time that of no length is first, as it holds no link; then that which was ready first,
-        and that whose gradients are complete first on its lowest rank.
-        """
-        ready: dict[int, int] = defaultdict(int)
-        complete: dict[tuple[int, int], int] = {}  # first copy, rank -> place of its last W or B
-        for device, (units, times) in enumerate(zip(self._units, self._times, strict=True)):
-            for place, (unit, (_, end)) in enumerate(zip(units, times, strict=True)):
-                for op in unit:
-                    if op.kind in (OpKind.W, OpKind.B):
-                        first = self._problem.copies_of(op.stage)[0]
-                        ready[first] = max(ready[first], end)
-                        complete[first, device] = place
-
-        def turn(stage: int) -> tuple[int, ...]:
-            copies = self._problem.copies_of(stage)
-            lowest = min(self._problem.stages[copy].device for copy in copies)
-            run, place = self._reduce_runs[stage], complete[copies[0], lowest]
-            return run.start_ns, run.end_ns, ready[copies[0]], lowest, place, stage
-
-        return sorted(self._reduce_runs, key=turn)
 
 
 def _compute(unit: Sequence[Op], start: int, end: int) -> Instruction:

@@ -98,8 +98,8 @@ class QueuedRun:
         return max([0, *clock, *(run.end_ns for run in self._runs)])
 
     def collective_runs(self) -> tuple[CollectiveRun, ...]:
-        """Return the collectives that ran, sorted by device and start."""
-        return tuple(sorted(self._runs, key=lambda run: (run.device, run.start_ns, run.stage, run.kind)))
+        """Return the collectives that ran, sorted by device and start, at one time the first served first."""
+        return tuple(sorted(self._runs, key=lambda run: (run.device, run.start_ns)))
 
     def _prepare_stages(self) -> list[int]:
         """Gate every stage's first F on its all-gather; return after how many ops each stage is reduced."""

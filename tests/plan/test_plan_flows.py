@@ -17,11 +17,12 @@ from plan_edits import edit_op, edit_problem, insert_op, remove_op, set_ops
 
 from cpipe.compiler import problem_for_plan
 from cpipe.errors import Diagnostic, ProfileError
-from cpipe.ir import Instruction, Plan, Problem, Schedule
+from cpipe.ir import Collectives, Instruction, Plan, Problem, Schedule
 from cpipe.plan import encode_plan, lift, plan_schema, safe_transports, validate
 from cpipe.plan.exchange import torch_faults
 from cpipe.profile import normalize
 from cpipe.sim import DeadlockError, simulate
+from cpipe.units import Ns
 
 DOCUMENT = flow_document(2, 4, latency_ms=1, gradient_bytes=1_000_000, output_bytes=4)
 ORDER = """0F0 3F0 0F1 3B0 3F1 3B1 0B0 0B1
@@ -295,6 +296,41 @@ def test_random_flows_on_shared_pipes(seed: int) -> None:
     except DeadlockError:  # the window is too small for the order
         return
     assert_plan_ok(plan, problem)
+
+
+def tied(draw: Random) -> Problem:
+    """Return two flows of ops that mostly take no time, their copies on other devices; all share one pipe."""
+    placement = draw.choice(((0, 1, 1, 1, 0, 2), (0, 0, 1, 2, 1, 2), (1, 0, 2, 2, 1, 0)))
+    problem = normalize(flow_profile(flow_document(3, 2 * draw.randint(1, 3))), placement=placement, flows=2)
+    lengths = [Ns(draw.choice((0, 0, 1, 4))) for _ in range(3)]
+    stages = [
+        replace(
+            stage,
+            forward_ns=Ns(draw.choice((0, 0, 2))),
+            full_backward_ns=Ns(draw.choice((0, 0, 2))),
+            reduce_ns=lengths[index % 3],
+        )
+        for index, stage in enumerate(problem.stages)
+    ]
+    hops = [
+        tuple(hop and replace(hop, pipe=0, occupancy_ns=Ns(draw.choice((0, 2)))) for hop in row)
+        for row in (problem.forward_hops, problem.backward_hops)
+    ]
+    shared = Collectives(mode="ddp", replicas=1, pipes=draw.choice(((), (0,))))
+    tied = replace(
+        problem, stages=tuple(stages), forward_hops=hops[0], backward_hops=hops[1], pipes=("one",), collectives=shared
+    )
+    tied.verify()
+    return tied
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 40))
+def test_ties_on_a_shared_pipe(seed: int) -> None:
+    """What is ready at the same time takes its turn in one way, for the simulator and for the plan's own replay."""
+    for number in range(seed, seed + 40):
+        draw = Random(number)
+        problem = tied(draw)
+        assert_plan_ok(plan_of(problem, random_order(draw, problem)), problem)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -259,6 +259,23 @@ def test_tables_keep_their_receives() -> None:
     )
 
 
+def test_fewer_receives_keep_the_reason_of_the_bound() -> None:
+    """Where receives are posted later so that their buffers fit, the plan still says what its bound rests on."""
+    job = job_document(2, 2, 4, links=[{"between": ["g0", "g1"], "latency_ms": 9}])
+    for stage in job["stages"]:
+        stage["output_bytes"] = 100
+    table = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n"
+    wide, found = import_text(table, job)
+    assert found == ()
+    assert max(channel.window for channel in wide.channels) > 1
+    for device, peak in zip(job["devices"], wide.claims.peak_bytes, strict=True):
+        device["memory_bytes"] = peak - 100
+    narrow, found = import_text(table, job)
+    assert found == ()
+    assert narrow.channels != wide.channels
+    assert narrow.claims.reason == wide.claims.reason != ""
+
+
 def test_blanks_and_mixed_backwards_are_read() -> None:
     """A12: blanks around cells, blank cells of compute_only, I and W beside B, Windows line ends, OVERLAP are read."""
     text = " 0F0 ,\t0F1,,0I0,0W0 , 0B1\r\n,1F0,(1F1;1B0)OVERLAP_F_B,1B1 \r\n\r\n"
