@@ -13,10 +13,11 @@ from helpers import assert_plan_ok, signed
 from msgspec.structs import replace
 from oracle.cases import case
 from oracle.exhaustive import shortest_makespan
+from plan_edits import edit_op
 
 from cpipe.compiler import problem_for_plan
 from cpipe.ir import Bound, Schedule
-from cpipe.plan import encode_plan, load_plan
+from cpipe.plan import encode_plan, load_plan, validate
 from cpipe.profile import load_profile
 from cpipe.sim import Simulator
 from cpipe.sim.memory import fits
@@ -193,3 +194,59 @@ def test_the_price_of_less_memory_is_never_that_of_as_much(tmp_path: Path, capsy
     priced = [int(line.split()[3]) for line in text.splitlines() if line.startswith("less memory: row ")]
     assert priced == leaner
     assert rows[0]["memory_share"] is not None, "row 1 is itself a row with less memory"
+
+
+@pytest.mark.parametrize("option", ["--emulate", "--profile"])
+def test_a_profile_of_another_job_is_named(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run` said that "the profile" has more devices than the plan, and not which file that is."""
+    profile, plan = write_json(tmp_path / "profile.json", line_document(num_devices=2)), tmp_path / "plan.json"
+    other = write_json(tmp_path / "other.json", line_document(num_devices=3))
+    assert call(capsys, "solve", profile, "--method", "1f1b", "-q", "-o", plan).code == 0
+    outcome = call(capsys, "run", plan, "--model", "sleep", option, other)
+    assert outcome.code == 3
+    assert outcome.err.startswith(
+        f"error: {other}: $.devices: the plan has 2 devices, the profile 3 [different-size]\n"
+    )
+    assert all(line.startswith(f"error: {other}: ") for line in outcome.err.splitlines())
+
+
+def test_the_option_that_would_write_over_an_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run --trace PLAN` blamed an --output that it does not have."""
+    profile, plan = write_json(tmp_path / "profile.json", line_document(num_devices=2)), tmp_path / "plan.json"
+    assert call(capsys, "solve", profile, "--method", "1f1b", "-q", "-o", plan).code == 0
+    before = plan.read_bytes()
+    outcome = call(capsys, "run", plan, "--model", "sleep", "--trace", plan)
+    assert outcome == (2, "", f"error: {plan}: --trace is the same file as the input {plan} [output-is-input]\n")
+    assert plan.read_bytes() == before
+
+
+@pytest.mark.parametrize("times", [{"start_ns": -1}, {"end_ns": 0, "start_ns": 5}])
+def test_an_op_with_a_wrong_time_is_not_missing(
+    times: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An F that starts before 0 was reported as missing, too, and its message as one without an op."""
+    profile, path = write_json(tmp_path / "profile.json", line_document(num_devices=2)), tmp_path / "plan.json"
+    assert call(capsys, "solve", profile, "--method", "1f1b", "-q", "-o", path).code == 0
+    plan = edit_op(load_plan(path), 0, 0, **times)
+    assert plan.ranks[0].ops[0].op == "F"
+    assert [fault.code for fault in validate(signed(plan))] == ["time-range"]
+
+
+def test_what_no_choice_of_recomputation_can_mend_is_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that fits neither with nor without recomputation was left undecided, with exit code 5 in place of 4.
+
+    The proof looked at what a stage keeps between its forward and backward, not at the whole activation that is
+    there during the backward whichever is chosen. One byte more, and there is an answer.
+    """
+    document = line_document(num_devices=3)
+    for stage in document["stages"]:  # type: ignore[attr-defined]
+        stage |= {"activation_bytes": 4, "recompute": {"activation_bytes": 0, "extra_ms": 0}}
+    for memory, code in ((5, 4), (6, 0)):
+        for device in document["devices"]:  # type: ignore[attr-defined]
+            device["memory_bytes"] = memory
+        profile = write_json(tmp_path / "profile.json", document)
+        outcome = call(capsys, "solve", profile, "--method", "greedy", "-q", "-o", tmp_path / "plan.json")
+        assert outcome.code == code, outcome.err
+        assert ('device "g1" needs 6 bytes for one microbatch' in outcome.err) is (code == 4)
+    plan = load_plan(tmp_path / "plan.json")
+    assert_plan_ok(plan, problem_for_plan(plan, load_profile(tmp_path / "profile.json")))

@@ -59,7 +59,7 @@ def run(
     _check_options(steps, time_scale, timeout, seed)
     read_once(plan, profile, emulate)
     inputs = [name for name in (plan, profile, emulate) if name is not None]
-    target = None if trace is None else OutputFile(trace, inputs)
+    target = None if trace is None else OutputFile(trace, inputs, "--trace")
     require_torch()
     printer = Printer(verbose=verbose)
     loaded, faults = _checked_plan(plan, profile)
@@ -93,21 +93,27 @@ def _check_options(steps: int, time_scale: float, timeout: float | None, seed: i
 
 def _checked_plan(path: str, profile: str | None) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """Load the plan; return it with what is wrong with it."""
+    from cpipe.cli.blame import faults_of
     from cpipe.compiler import problem_for_plan
     from cpipe.plan import load_plan, validate
     from cpipe.profile import load_profile
 
     plan = load_plan(path)
-    problem = None if profile is None else problem_for_plan(plan, load_profile(profile))
+    if profile is None:
+        return plan, validate(plan, file=path)
+    with faults_of(profile):
+        problem = problem_for_plan(plan, load_profile(profile))
     return plan, validate(plan, problem, file=path)
 
 
 def _delays(plan: Plan, path: str, time_scale: float) -> list[dict[str, Any]]:
     """Return what `cpipe.runtime.emulate.Emulation.from_builtins` takes: the hops of the plan's placement."""
+    from cpipe.cli.blame import faults_of
     from cpipe.compiler import problem_for_plan
     from cpipe.profile import load_profile
 
-    problem = problem_for_plan(plan, load_profile(path))
+    with faults_of(path):
+        problem = problem_for_plan(plan, load_profile(path))
     hops = [("activation", stage + 1, hop) for stage, hop in enumerate(problem.forward_hops)]
     hops += [("gradient", stage, hop) for stage, hop in enumerate(problem.backward_hops)]
     return [

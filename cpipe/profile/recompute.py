@@ -65,9 +65,15 @@ def lightest(problem: Problem, profile: Profile) -> Problem:
     for index, stage in enumerate(problem.stages):
         spec = profile.stages[index % len(profile.stages)].recompute
         if spec is not None:
-            kept = Bytes(spec.activation_bytes)
-            held = min(kept, stage.held_bytes) if _waits_for_weight_grad(stage) else stage.held_bytes
-            stage = replace(stage, activation_bytes=kept, held_bytes=held)
+            again = recomputing(stage, spec)
+            # While D or B runs the whole activation is there either way; during W only where it makes it again.
+            stage = replace(
+                stage,
+                activation_bytes=again.activation_bytes,
+                held_bytes=again.held_bytes,
+                input_grad_transient_bytes=again.input_grad_transient_bytes,
+                full_backward_transient_bytes=again.full_backward_transient_bytes,
+            )
         stages.append(stage)
     return replace(problem, stages=tuple(stages))
 

@@ -52,7 +52,7 @@ class Field(NamedTuple):
 
 def linear_axis(least: float, most: float, name: str, length: float) -> Axis:
     """Return an axis that holds all values from `least` to `most`, with round ends, `length` pixels long."""
-    if most <= least:
+    if most - least < 1e-9 * max(most, 1e-3):  # nothing that an eye, or a float, could tell apart
         least, most = min(0.0, least), max(1.0, 2 * most)
     step = _round_step((most - least) / max(1, int(length / _TICK_EVERY)))
     first, last = math.floor(least / step + 1e-9), math.ceil(most / step - 1e-9)

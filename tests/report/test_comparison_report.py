@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpipe.ir.comparison import Comparison, Reached, Row, Shortfall
@@ -264,6 +264,8 @@ def test_crossover_picture() -> None:
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(40, 2000))
+@example(0.0, 5e-324, 40.0)
+@example(1e12, 1e12 - 2.0**-13, 40.0)
 def test_linear_axis(first: float, second: float, length: float) -> None:
     """An axis holds its values between round ends, with few ticks that rise."""
     least, most = sorted((first, second))
