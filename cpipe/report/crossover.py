@@ -67,11 +67,11 @@ def crossover_csv(found: Crossover) -> bytes:
 
 
 def _table(found: Crossover) -> str:
-    points, ideal = found.points, max(1, found.ideal_ns)
+    points, ideal = found.points, found.ideal_ns
     columns: list[tuple[str, Literal["<", ">"], list[str]]] = [
         ("Gbit/s", ">", [f"{point.gbit_s:.6g}" for point in points]),
         ("pipeline ms", ">", [format_ms(point.pipeline.makespan_ns) for point in points]),
-        ("x ideal", ">", [f"{point.pipeline.makespan_ns / ideal:.3f}" for point in points]),
+        ("x ideal", ">", [f"{point.pipeline.makespan_ns / ideal:.3f}" if ideal else "none" for point in points]),
         ("gap", ">", [format_percent(point.pipeline.gap) for point in points]),
         ("overlapped ms", ">", [format_ms(point.overlapped.makespan_ns) for point in points]),
         ("/ pipeline", ">", [_ratio(point, "overlapped") for point in points]),

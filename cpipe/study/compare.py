@@ -154,11 +154,13 @@ class _Study:
             caps = [floor + round(share * max(0, room)) for floor, room in zip(least, rooms, strict=True)]
             if max(caps) >= fastest.peak_bytes:
                 continue
-            made = self._search_leaner(place, caps, f"{share:.0%} of the fastest row's memory")
+            made = self._search_leaner(place, caps, f"{share:.0%} of the room up to the fastest row's memory")
             if made is None:
                 continue
             method, compiled = made
             reached = _reached(compiled)
+            if any(entry.row.reached == reached for entry in found):
+                continue  # less room gave the same order
             row = Row(
                 method=method,
                 placement=place.name,

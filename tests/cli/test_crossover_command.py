@@ -192,3 +192,12 @@ def test_failure_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     report = crossed(capsys, path, "--parameters", "1e6", code=4)
     assert report["status"] == "infeasible"
     assert report["diagnostics"][0]["file"] == str(path)
+
+
+def test_no_work_has_no_ideal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing takes time, there is no ideal that a pipeline could be so many times as long as."""
+    free = ["--parameters", "1e6", "--hidden", "8", "--sequence", "8", "--devices", "2", "--forward-ms", "0"]
+    outcome = call(capsys, "crossover", *free, *QUICK, "--bandwidth-gbit-s", "1")
+    assert outcome.code == 0
+    row = next(line.split() for line in outcome.out.splitlines() if line.split()[:1] == ["1"])
+    assert row[2] == "none"
