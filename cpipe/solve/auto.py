@@ -15,6 +15,8 @@ from cpipe.sim.memory import fits, receive_reserve
 from cpipe.solve.bounds import lower_bound, span_bound
 from cpipe.solve.crosspipe import crosspipe_greedy
 from cpipe.solve.family import tune_and_apply
+from cpipe.solve.greedy import Knobs
+from cpipe.solve.growth import grown
 from cpipe.solve.limits import SolveLimits
 from cpipe.solve.methods import METHODS, STATIC_METHODS
 from cpipe.solve.multistart import MultiStart
@@ -28,6 +30,7 @@ __all__ = ["solve"]
 _FAMILY_WORK = 300_000  # op evaluations of the family: about a second
 _SMALL_FAMILY_WORK = 100_000  # where local search does the same faster
 _SMALL_OPS = 800
+_LARGE_OPS = 2_000  # beyond, an order of fewer microbatches is searched for and made longer, if they are many
 _SEARCH_OPS = 40_000  # beyond, one evaluation costs more than local search gains
 _AUTO_BINARIES = 600  # MILP size up to which it finds or proves something within its node limit
 _AUTO_NODES = 300
@@ -111,6 +114,7 @@ class _Solve:
         self.bound = lower_bound(problem) if limits.objective == "makespan" else span_bound(problem)
         self.best: tuple[int, Schedule, str] | None = None
         self._pool = MultiStart(problem, self.simulator, limits.seed, self._expired)
+        self._knobs: tuple[Knobs, ...] = ()
         self.evaluations = 0
         self.nodes = 0
         self.warnings: list[Diagnostic] = []
@@ -230,6 +234,7 @@ class _Solve:
         work = self._family_work() // self._cost
         search = tune_and_apply(self.problem, self.simulator, self.target_ns, work, self.limits.seed, self._expired)
         self.evaluations += search.evaluations
+        self._knobs = tuple(candidate.knobs for candidate in search.ranking)
         for candidate in search.ranking:
             self._offer(candidate.schedule, "greedy")
 
@@ -243,6 +248,12 @@ class _Solve:
         if self.best is None or self._num_ops > _SEARCH_OPS:
             return
         self.progress("local search")
+        if self._num_ops > _LARGE_OPS and self.simulator.is_direct and self.limits.objective == "makespan":
+            longer = grown(self.problem, self._knobs, self.target_ns, self.limits.seed, self._expired)
+            if longer is not None:
+                self._offer(longer, "local-search")
+            if self.best[1] is longer or self._good_enough():
+                return
         before = self._pool.evaluations
         for schedule in self._pool.rounds(self.target_ns):
             self.evaluations += self._pool.evaluations - before

@@ -2,7 +2,7 @@
 
 Which order leads to the best one cannot be told from its own makespan, so the first rounds scout. Small problems with
 several stages a device are annealed warm, where ways out of a local optimum matter; with one, and in large problems,
-where every replay counts, cold is best.
+where every replay counts, cold is best. The latter are swept in windows of time, which make replays short.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from collections.abc import Callable, Iterator
 
 from cpipe.ir import Problem, Schedule
 from cpipe.sim import Simulator
-from cpipe.solve.search import LocalSearch
+from cpipe.solve.search import LEAST_SWEPT, LocalSearch
 
 __all__ = ["MultiStart"]
 
 _SCOUTS = 4  # rounds from different orders
 _SCOUT_WORK = 250_000  # op visits of each: about a tenth of a second
 _ROUNDS = 4  # rounds from the best orders
+_SWEPT_ROUNDS = 6  # the same where windows make them cheaper
+_LARGE_ROUNDS = 1
 _ROUND_WORK = 800_000
-_LARGE_ROUND_WORK = 400_000  # in large problems an op visit costs more, and more of them gain little
+_LARGE_ROUND_WORK = 2_000_000  # in large problems opening a window costs more
 _WARM = (80, 25, 150, 50, 10)  # first temperatures, in percent of the mean op
-_COOL = (10, 25, 10, 0, 10)  # one stage a device
+_COOL = (10, 0, 25, 0, 10)  # one stage a device
 _COLD = (0, 10, 25, 0, 10)
 _SMALL = 800  # ops
 _LARGE = 2_000
+_SWEEPS = 4
 _MOST_ROUNDS = 64
 
 Order = tuple[tuple[int, ...], ...]
@@ -70,10 +73,12 @@ class MultiStart:
         num_ops = sum(map(len, next(iter(self._pool), ())))
         several = self._problem.num_stages > self._problem.num_devices
         heats = _COLD if num_ops > _SMALL else _WARM if several else _COOL
-        for number, start in enumerate(self._ranked()[:_SCOUTS]):
+        large = num_ops > _LARGE and self._simulator.is_direct
+        for number, start in enumerate(self._ranked()[: 1 if large else _SCOUTS]):
             yield self._improve(start, target_ns, _SCOUT_WORK, heats[number % len(heats)])
-        work = _LARGE_ROUND_WORK if num_ops > _LARGE else _ROUND_WORK
-        for number in range(_ROUNDS):
+        work = _LARGE_ROUND_WORK if large else _ROUND_WORK
+        swept = num_ops >= LEAST_SWEPT * self._problem.num_devices and self._simulator.is_direct
+        for number in range(_LARGE_ROUNDS if large else _SWEPT_ROUNDS if swept else _ROUNDS):
             ranked = self._ranked()
             rank = number % 3 if number % 2 else 0  # the best, and now and then one that is nearly as good
             yield self._improve(ranked[min(rank, len(ranked) - 1)], target_ns, work, heats[number % len(heats)])
@@ -91,6 +96,7 @@ class MultiStart:
             budget=work,
             seed=self._seed,
             heat=heat,
+            sweeps=_SWEEPS,
             expired=self._expired,
         )
         value, schedule = search.improve(Schedule(orders=start))

@@ -140,7 +140,7 @@ class Replays:
         assert self._rerun is not None
         arrival, tail = run.arrival, frontier.tail
         value = max((arrival[slot] + tail[slot] for slot in frontier.crossing), default=0)
-        free = self._rerun.pipes(orders, frontier.stop, arrival)
+        free = self._rerun.pipes(orders, [len(order) for order in orders], arrival)
         return max(value, *map(sum, zip(free, frontier.link, strict=True)), 0)
 
     def cut(self, orders: Orders, timed: Timed, begin_ns: int, stop_ns: int) -> Frontier:

@@ -21,7 +21,7 @@ from cpipe.solve.merging import can_merge
 from cpipe.solve.moves import Moves
 from cpipe.solve.replay import Replays, Timed
 
-__all__ = ["LocalSearch"]
+__all__ = ["LEAST_SWEPT", "LocalSearch"]
 
 _REACH = 6  # places an op moves at most
 _CRITICAL = 0.95  # share of moves that start on the critical path
@@ -29,7 +29,10 @@ _RUN = 0.15  # share of moves that shift a run of microbatches
 _FUSE = 0.15  # share of moves that exchange D and W for B, where B is cheaper
 _DRAW = 20  # what a proposal costs that is not replayed, in op visits
 _STALE = 8  # accepted moves for which tails are kept
-_WINDOW = 60  # ops a device, in each of the windows that a sweep goes through
+_WINDOW = 30  # ops a device, in each of the windows that a sweep goes through
+LEAST_SWEPT = 2 * _WINDOW
+"""Ops a device from which on an order is swept in windows."""
+_OPENING = 6  # visits of each op that a window should be worth: opening it takes two
 _LOGS = tuple(round(-1024 * math.log((index + 0.5) / 1024)) for index in range(1024))
 """Quantiles of the exponential distribution, in 1024ths: how much longer an order may be, at temperature 1."""
 
@@ -49,6 +52,9 @@ class LocalSearch:
         Of the random moves.
     heat
         First temperature, in percent of the mean duration of an op: how much longer an accepted order may be.
+    sweeps
+        How often to go through all windows in time; 0 to move everywhere at once. Windows make replays short, but not
+        those of a span, nor where messages queue.
     expired
         Asked before each replay; True ends the search.
 
@@ -98,7 +104,7 @@ class LocalSearch:
         """Return the best objective [ns] and schedule found from `schedule`, which must not deadlock."""
         whole = [list(order) for order in schedule.orders]
         self._heat_ns = self._heat * self._mean(whole) // 100
-        if self._sweeps:
+        if self._sweeps and sum(map(len, whole)) >= LEAST_SWEPT * len(whole):
             best, whole = self._sweep(whole)
         else:
             best, whole = self._walk(whole, self._budget)
@@ -111,15 +117,18 @@ class LocalSearch:
 
     def _sweep(self, whole: list[list[int]]) -> tuple[int, list[list[int]]]:
         """Walk through windows in time, the first first: a replay ends behind the window, as the rest stands."""
-        num_windows = max(1, sum(map(len, whole)) // (_WINDOW * len(whole)))
+        num_ops = sum(map(len, whole))
+        affordable = max(1, self._budget // (_OPENING * num_ops))
+        num_windows = min(affordable, num_ops // (_WINDOW * len(whole)))
+        sweeps = min(self._sweeps, affordable // num_windows)
         best = 0
-        for sweep in range(self._sweeps):
+        for sweep in range(sweeps):
             for number in range(num_windows + sweep % 2):
                 self._replays.frontier = None
                 timed = self._replays.start(whole)
                 assert timed is not None, "local search starts from an order that finishes"
                 best = timed.value
-                left = (self._sweeps - sweep) * num_windows - number
+                left = (sweeps - sweep) * num_windows - number
                 if self.work >= self._budget or best <= self._target or self._expired():
                     return best, whole
                 self._replays.measure(whole, timed)
@@ -129,8 +138,8 @@ class LocalSearch:
                 self._replays.frontier = frontier
                 part = [order[:place] for order, place in zip(whole, frontier.stop, strict=True)]
                 _, part = self._walk(part, self.work + (self._budget - self.work) // max(1, left))
-                for order, changed in zip(whole, part, strict=True):
-                    order[: len(changed)] = changed
+                for order, place, changed in zip(whole, frontier.stop, part, strict=True):
+                    order[:place] = changed
         self._replays.frontier = None
         timed = self._replays.start(whole)
         assert timed is not None
@@ -268,7 +277,9 @@ class LocalSearch:
         if draw() < 0.5:
             shift = -shift
         if self._any_fusible and self._fusible[order[index] // KINDS // self._n] and draw() < _FUSE:
-            return self._replace(device, self._moves.exchanged(order, index))
+            changed = self._moves.exchanged(order, index)
+            cut_off = changed is None or len(changed) == len(order)  # the W stands behind the frontier
+            return None if cut_off else self._replace(device, changed)
         if draw() < _RUN:
             op = order[index]
             last = (op // KINDS // self._n + 1) * self._n * KINDS
