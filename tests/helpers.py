@@ -31,7 +31,7 @@ def plan_of(problem: Problem, schedule: Schedule, *, lead: bool = True) -> Plan:
         schedule,
         simulate(problem, schedule),
         bound=Bound(value_ns=0),
-        resident_peaks=memory_peaks(problem, schedule.orders, schedule.pairs),
+        resident_peaks=memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads),
         made_by=MadeBy(cpipe="0.1.0", method="test", seed=0, limits={}),
         lead=lead,
     )

@@ -55,13 +55,14 @@ def profiles(
     memory: bool = True,
     data_parallel: bool = True,
     step: bool = False,
+    offload: bool = False,
 ) -> dict[str, Any]:
     """Draw a valid profile as the dict its JSON text decodes to.
 
     Devices may stand on up to two sites, stages on any device (some may stay empty); links are full, half or
     one-way, between sites or devices. `memory` allows limits, tight ones too (the profile may be infeasible),
     `data_parallel` allows collectives, with or without contention. With `step` all devices may
-    have something to do together at the end.
+    have something to do together at the end. With `offload` stages may move activations to host memory.
     """
     devices: list[dict[str, Any]] = [{"id": f"g{index}"} for index in range(draw(st.integers(1, max_devices)))]
     sites = draw(st.sampled_from([(None,), ("east",), ("east", "west")]))
@@ -83,6 +84,12 @@ def profiles(
     }
     if data_parallel and draw(st.booleans()):
         profile["data_parallel"] = draw(_jobs(profile["links"]))
+    if offload:
+        for stage in profile["stages"]:
+            size = stage.get("activation_bytes", 0)
+            if size and draw(st.integers(0, 3)):
+                stage["offload"] = {"bytes": draw(st.integers(1, size)), **draw(_BANDWIDTH)}
+                stage["offload"].pop("beta_ns_per_byte", None)
     if step:
         profile["step_ms"] = draw(_MS)
     if draw(st.integers(0, 9)) == 9:

@@ -11,6 +11,7 @@ from cpipe.analysis.whatif import Present, tight_devices, what_ifs
 from cpipe.ir import Bound, Objective, Plan, Problem, Timeline
 from cpipe.ir.explanation import Explanation
 from cpipe.plan import lift, posting_gates, problem_digest
+from cpipe.profile.offload import offers_offload, unloaded
 from cpipe.report.figures import receive_buffers
 from cpipe.sim import Runs, critical_path, idle_parts, memory_peaks
 from cpipe.solve.bounds import lower_bound
@@ -63,7 +64,7 @@ def explain_plan(
     rooms = _rooms(problem, buffers)
     objective, reached, bound = _proof(plan, problem, timeline)
     path, idle = critical_path(runs, rooms), idle_parts(runs, rooms)
-    peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
+    peaks = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
     present = Present(
         problem=replace(problem, receive_window=_window(plan, problem)),
         schedule=schedule,
@@ -120,7 +121,7 @@ def _proof(plan: Plan, problem: Problem | None, timeline: Timeline) -> tuple[Obj
         objective = claims.objective
     reached = timeline.span_ns if objective == "span" else timeline.makespan_ns
     if problem is not None and objective == "makespan":
-        closed = lower_bound(problem)
+        closed = lower_bound(unloaded(problem) if offers_offload(problem) else problem)
         if closed.value_ns > own.value_ns or (closed.value_ns == own.value_ns and not own.reason):
             own = closed
     if own.value_ns > reached:  # a plan that needs more memory than there is may beat what holds for all that fit

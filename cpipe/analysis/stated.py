@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from cpipe.ir import (
     CollectiveRun,
+    CopyRun,
     Device,
     Hop,
     InvariantError,
@@ -46,13 +47,14 @@ def stated_replay(plan: Plan) -> tuple[Problem, Schedule, Timeline]:
     times = _times(plan)
     starts = tuple(tuple(start for start, _ in times[device]) for device in range(problem.num_devices))
     ends = tuple(tuple(end for _, end in times[device]) for device in range(problem.num_devices))
-    collectives = _collectives(plan)
+    collectives, copies = _collectives(plan), _copies(plan)
     last = max([0, *(end for row in ends for end in row), *(run.end_ns for run in collectives)])
     timeline = Timeline(
         starts=starts,
         ends=ends,
-        messages=_messages(problem, schedule, starts, ends, collectives),
+        messages=_messages(problem, schedule, starts, ends, collectives, copies),
         collectives=collectives,
+        copies=copies,
         makespan_ns=last + _step(plan),
         step_ns=_step(plan),
     )
@@ -134,18 +136,35 @@ def _collectives(plan: Plan) -> tuple[CollectiveRun, ...]:
     )
 
 
+def _copies(plan: Plan) -> tuple[CopyRun, ...]:
+    return tuple(
+        CopyRun(
+            kind=step.op,
+            stage=step.stage or 0,
+            microbatch=step.mb or 0,
+            device=program.rank,
+            start_ns=step.start_ns or 0,
+            end_ns=step.end_ns or 0,
+        )
+        for program in plan.ranks
+        for step in program.ops
+        if step.op in ("OFFLOAD", "RELOAD")
+    )
+
+
 def _messages(
     problem: Problem,
     schedule: Schedule,
     starts: tuple[tuple[int, ...], ...],
     ends: tuple[tuple[int, ...], ...],
     collectives: tuple[CollectiveRun, ...],
+    copies: tuple[CopyRun, ...],
 ) -> tuple[MessageRun, ...]:
     tables, n = Tables(problem), problem.microbatches
     made = {
         op: end for order, row in zip(schedule.orders, ends, strict=True) for op, end in zip(order, row, strict=True)
     }
-    awaited = _awaited(schedule, tables, starts, ends, made, collectives)
+    awaited = _awaited(schedule, tables, starts, ends, made, collectives, copies)
     messages = []
     for op, ready in made.items():
         hop, fed = tables.hop[op], tables.target[op]
@@ -176,10 +195,12 @@ def _awaited(
     ends: tuple[tuple[int, ...], ...],
     made: dict[int, int],
     collectives: tuple[CollectiveRun, ...],
+    copies: tuple[CopyRun, ...],
 ) -> dict[int, int]:
     """Return, by slot, when the messages arrive [ns] that some unit waited for: of its inputs the one made last."""
     maker = {tables.target[op]: op for op in made if tables.hop[op] is not None}
     gathered = {(run.stage, run.end_ns) for run in collectives if run.kind == "ALL_GATHER"}
+    copied = {(run.device, run.end_ns) for run in copies}
     arrivals: dict[int, int] = {}
     for device, units in enumerate(schedule.units()):
         at = clock = 0
@@ -187,7 +208,8 @@ def _awaited(
             start = starts[device][at]
             stages = {op // KINDS // tables.microbatches for op in ops}
             slots = [tables.slot[op] for op in ops if op % KINDS != OpKind.W and tables.slot[op] in maker]
-            if start > clock and slots and not any((stage, start) in gathered for stage in stages):
+            explained = (device, start) in copied or any((stage, start) in gathered for stage in stages)
+            if start > clock and slots and not explained:
                 arrivals[max(slots, key=lambda slot: made[maker[slot]])] = start
             clock = ends[device][at]
             at += len(ops)

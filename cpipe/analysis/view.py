@@ -25,7 +25,7 @@ def replayed_view(plan: Plan, problem: Problem, timeline: Timeline) -> PlanView:
         Its replay there; see `cpipe.compiler.simulate_plan`.
     """
     schedule, _ = lift(plan)
-    peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
+    peaks = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
     figures = list(replay_figures(plan, problem, schedule, timeline, peaks))
     same_job = problem_digest(problem) == plan.problem.digest
     path = critical_path(Runs(problem, schedule, timeline, posting_gates(plan)))

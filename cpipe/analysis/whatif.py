@@ -22,6 +22,7 @@ from cpipe.analysis.change import (
 from cpipe.ir import Problem, Schedule
 from cpipe.ir.explanation import Change, IdlePart, Segment, WhatIf
 from cpipe.ir.ops import KINDS, OpKind
+from cpipe.profile.offload import offers_offload, unloaded
 from cpipe.sim import DeadlockError, Runs, Simulator, memory_steps, simulate
 from cpipe.sim.critical import levels_before
 from cpipe.sim.memory import fits
@@ -192,7 +193,7 @@ def _leaner(present: Present) -> Iterator[_Case]:
         return
     fullest = max(range(problem.num_devices), key=lambda device: present.peaks[device])
     leaner = with_capacity(problem, {fullest: present.peaks[fullest] * 9 // 10})
-    fitting = fits(leaner, present.schedule.orders, present.schedule.pairs)
+    fitting = fits(leaner, present.schedule.orders, present.schedule.pairs, present.schedule.offloads)
     yield _Case("less-memory", problem.devices[fullest].name, leaner, easier=False, replayed=fitting)
 
 
@@ -240,8 +241,9 @@ def _microbatch(present: Present, case: _Case) -> WhatIf:
 
 
 def _bound(problem: Problem) -> int:
-    """Return what closed forms prove [ns], however many receives are posted."""
-    return lower_bound(replace(problem, receive_window=None)).value_ns
+    """Return what closed forms prove [ns], however many receives are posted and activations are in host memory."""
+    problem = replace(problem, receive_window=None)
+    return lower_bound(unloaded(problem) if offers_offload(problem) else problem).value_ns
 
 
 def _replayed(problem: Problem, schedule: Schedule, gates: Mapping[int, int | tuple[int, ...]] | None) -> int | None:

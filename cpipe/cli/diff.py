@@ -176,5 +176,7 @@ def _replay(plan: Plan, file: str, profile: Profile, profile_file: str) -> _Cost
     except DeadlockError as error:
         return _Cost(None, faults=deadlock_faults(error, file, plan), warnings=stale)
     schedule, _ = lift(plan)
-    figures = replay_figures(plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders, schedule.pairs))
+    figures = replay_figures(
+        plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
+    )
     return _Cost(timeline.makespan_ns, figures, warnings=(*stale, *overfull(figures, profile_file)))

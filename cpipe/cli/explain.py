@@ -126,7 +126,7 @@ def _on_profile(plan: Plan, file: str, profile: str, stale: tuple[Diagnostic, ..
     except DeadlockError as error:
         return _Explained(None, warnings=tuple(warnings), faults=deadlock_faults(error, file, plan))
     schedule, _ = lift(plan)
-    peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
+    peaks = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
     figures = replay_figures(plan, problem, schedule, timeline, peaks)
     warnings += overfull(figures, profile)
     with printer.working() as progress:

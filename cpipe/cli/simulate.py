@@ -171,7 +171,9 @@ def _replay(
         return deadlock_faults(error, files[0], plan)
     schedule, _ = lift(plan)
     plan = recounted(plan)
-    figures = replay_figures(plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders, schedule.pairs))
+    figures = replay_figures(
+        plan, problem, schedule, timeline, memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
+    )
     full = overfull(figures, files[1])
     printer.warnings(full)
     warnings = (*warnings, *full)

@@ -78,6 +78,15 @@ def solve(
             "auto (the best found), none, all, or numbers like 0,3,5.",
         ),
     ] = "auto",
+    offload: Annotated[
+        str,
+        typer.Option(
+            metavar="WHEN",
+            autocompletion=complete.choices("auto", "none"),
+            help="Activations in host memory between forward and backward, of stages with `offload` in the profile: "
+            "auto (where that is better) or none.",
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Report on stdout as one JSON document.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no warnings, no progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show progress.")] = False,
@@ -87,7 +96,7 @@ def solve(
     The plan goes to the file of --output, else to stdout; on a terminal a summary is shown instead. Ctrl-C ends the
     search with the best plan so far and exit code 130; a second one ends the program.
     """
-    from cpipe.compiler import PLACEMENTS, SolveOptions, compile_profile
+    from cpipe.compiler import OFFLOADS, PLACEMENTS, SolveOptions, compile_profile
     from cpipe.solve.methods import METHODS
 
     check_solve_options(
@@ -101,6 +110,7 @@ def solve(
         receive_window=receive_window,
     )
     check_choice("--objective", objective, OBJECTIVES)
+    check_choice("--offload", offload, OFFLOADS)
     printer = Printer(quiet=quiet, verbose=verbose)
     target = _target(output, as_json, profile)
     if quiet and printer.to_terminal and output is None and not as_json:
@@ -121,6 +131,7 @@ def solve(
         receive_window=receive_window,
         group_size=group_size,
         recompute=recompute,
+        offload=offload,
         objective="span" if objective == "span" else "makespan",
     )
     with faults_of(profile), stoppable() as stop, printer.working() as progress:

@@ -6,6 +6,8 @@ import msgspec
 
 from cpipe.ir import Plan, Problem
 from cpipe.plan import plan_digest, problem_digest, safe_transports
+from cpipe.plan.copies import has_offloads
+from cpipe.profile.offload import bounded
 from cpipe.solve.bounds import lower_bound, span_bound
 
 __all__ = ["checkable_bound_ns", "claiming", "with_transports"]
@@ -15,7 +17,8 @@ def checkable_bound_ns(plan: Plan, problem: Problem) -> int | None:
     """Return what closed forms prove of the problem [ns]; None when the plan rests on another proof or problem."""
     if plan.claims.proved_by != "bound" or plan.problem.digest != problem_digest(problem):
         return None
-    return (span_bound if plan.claims.objective == "span" else lower_bound)(problem).value_ns
+    least = bounded(problem, has_offloads(plan))
+    return (span_bound if plan.claims.objective == "span" else lower_bound)(least).value_ns
 
 
 def with_transports(plan: Plan) -> Plan:

@@ -7,13 +7,15 @@ recompute, and how many receives may be posted at once when their buffers do not
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
 
 import cpipe
 from cpipe.compiler.claims import claiming, with_transports
-from cpipe.compiler.options import PLACEMENTS, SolveOptions
+from cpipe.compiler.offload import fitted
+from cpipe.compiler.options import OFFLOADS, PLACEMENTS, SolveOptions
 from cpipe.compiler.placements import implied_placement, placements
 from cpipe.compiler.recompute import Choice, asked_choice, closed_bound, least_bound, rank_choices, worth_it
 from cpipe.errors import Diagnostic, InfeasibleError, NoSolutionError, ProfileError, UsageError
@@ -23,8 +25,11 @@ from cpipe.plan import lower, plan_digest, validate
 from cpipe.plan.lower import certificate
 from cpipe.profile import Profile, lightest, normalize
 from cpipe.profile.memory import memory_faults
+from cpipe.profile.offload import bounded, offers_offload, unloaded
+from cpipe.schedules import applicable
 from cpipe.sim import memory_peaks
 from cpipe.solve import SolveLimits, Stop, TimeLimit, solve
+from cpipe.solve.methods import STATIC_METHODS
 
 __all__ = ["Compiled", "compile_profile"]
 
@@ -100,6 +105,8 @@ def compile_profile(
         objective=options.objective,
         stop=stop,
     )
+    if options.offload not in OFFLOADS:
+        raise UsageError(f"unknown offload {options.offload!r}; known: {', '.join(OFFLOADS)}", code="offload-choice")
     job = _Job(options, limits, progress)
     best: Compiled | None = None
     refusals: list[Diagnostic] = []
@@ -149,6 +156,96 @@ class _Placed(NamedTuple):
 
 
 def _compile_placed(placed: _Placed, job: _Job) -> Compiled:
+    """Compile; where activations may go to host memory, with and without that."""
+    asked = asked_choice(placed.profile, job.options.recompute, placed.flows)
+    free = placed.problem(asked or (), prove_memory=False)
+    if job.options.offload == "none" or not offers_offload(free):
+        return _compile_kept(placed, job)
+    light = unloaded(free if asked is not None else lightest(free, placed.profile))
+    if faults := tuple(memory_faults(light)):
+        raise InfeasibleError(faults, hint="raise memory_bytes, or place the stages otherwise")
+    bound = closed_bound(light, job.options.objective)
+    best: Compiled | None = None
+    failure: InfeasibleError | NoSolutionError | None = None
+    try:
+        best = _compile_kept(placed, job.shared(2))
+    except (InfeasibleError, NoSolutionError) as error:
+        failure = error
+    tried = {problem.recompute: problem for problem in (free, *([best.problem] if best is not None else []))}
+    for problem in tried.values():
+        if best is not None and (best.result.objective_ns <= bound.value_ns or _is_stopped(job)):
+            break
+        found, proved = _compile_offloaded(msgspec.structs.replace(problem, receive_window=None), job, placed.name)
+        if found is not None and (best is None or found.result.objective_ns < best.result.objective_ns):
+            best = found
+        if proved is not None and asked is not None and proved.value_ns > bound.value_ns:
+            bound = proved
+    if best is None:
+        assert failure is not None, "a failure is why there is nothing"
+        hint = "no order was found that fits with activations in host memory"
+        raise NoSolutionError(failure.diagnostics, hint=hint)
+    return _claiming(best, bound)
+
+
+def _compile_offloaded(problem: Problem, job: _Job, placement: str) -> tuple[Compiled | None, Bound | None]:
+    """Compile orders made for more memory, made to fit by offloading; also return a bound that holds for all of them.
+
+    The orders are those of jobs in which all, or a share, of what may be offloaded always is.
+    """
+    jobs = list(dict.fromkeys(unloaded(problem, Fraction(1, parts)) for parts in (1, 2, 4)))
+    best: Compiled | None = None
+    proved: Bound | None = None
+    for number, lighter in enumerate(jobs):
+        if number and _is_stopped(job):
+            break
+        quick = job._replace(limits=msgspec.structs.replace(job.limits, node_limit=0)) if number else job
+        try:
+            result = _attempt(lighter, quick, attempts=len(jobs) - number)
+        except (InfeasibleError, NoSolutionError):
+            continue
+        proved = proved if number else result.bound
+        orders = [(result.found_by, result.schedule)]
+        if not number and job.options.method not in STATIC_METHODS:
+            orders += applicable(lighter)
+        for found_by, schedule in orders:
+            made = msgspec.structs.replace(
+                result, schedule=schedule, found_by=found_by, bound=proved or Bound(value_ns=0)
+            )
+            compiled = _fit_order(problem, made, job.options, placement)
+            if compiled is not None and (best is None or compiled.result.objective_ns < best.result.objective_ns):
+                best = compiled
+    if best is not None:
+        faults = validate(best.plan, best.problem)
+        assert not faults, "the plan made here is not valid: " + "; ".join(map(str, faults[:5]))
+    return best, proved
+
+
+def _fit_order(problem: Problem, result: SolveResult, options: SolveOptions, placement: str) -> Compiled | None:
+    """Return a compilation of the order of `result`, made to fit `problem`; None where that was not managed.
+
+    Receives are posted early where memory allows, else ever fewer at once.
+    """
+    asked = options.receive_window
+    windows = (None, 4, 2, 1) if asked is None else sorted({min(asked, count) for count in (asked, 4, 2, 1)})[::-1]
+    for window in windows:
+        windowed = msgspec.structs.replace(problem, receive_window=window)
+        found = fitted(windowed, result.schedule, options.objective)
+        if found is None:
+            continue
+        made = msgspec.structs.replace(
+            result,
+            schedule=found.schedule,
+            timeline=found.timeline,
+            evaluations=result.evaluations + found.evaluations,
+        )
+        made.verify()
+        compiled = _lowered(windowed, made, options, placement)
+        if _fits(problem, compiled.plan):
+            return compiled
+    return None
+
+
+def _compile_kept(placed: _Placed, job: _Job) -> Compiled:
     """Compile with the stages recomputing that were asked for; where that is left to us, with the best found."""
     asked = asked_choice(placed.profile, job.options.recompute, placed.flows)
     if asked is not None:
@@ -203,7 +300,8 @@ def _claiming(compiled: Compiled, bound: Bound) -> Compiled:
     problem. (It is no smaller but for the way in which it is searched for.)
     """
     result = compiled.result
-    own = closed_bound(compiled.problem, result.objective)
+    checked = bounded(compiled.problem, bool(result.schedule.offloads))
+    own = closed_bound(checked, result.objective)
     if own.value_ns < bound.value_ns and bound.proved_by == own.proved_by:
         bound = own
     proof = certificate(result.objective_ns, bound)
@@ -288,7 +386,8 @@ def _interrupted(best: Compiled) -> Compiled:
 def _lowered(problem: Problem, result: SolveResult, options: SolveOptions, placement: str) -> Compiled:
     result.schedule.verify(problem)
     result.timeline.verify(result.schedule)
-    peaks = memory_peaks(problem, result.schedule.orders, result.schedule.pairs)
+    schedule = result.schedule
+    peaks = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
     made_by = MadeBy(
         cpipe=cpipe.__version__,
         method=options.method,
@@ -321,6 +420,7 @@ def _limits(options: SolveOptions) -> dict[str, float | int | str]:
         "objective": None if options.objective == "makespan" else options.objective,
         "group_size": options.group_size,
         "recompute": None if options.recompute == "auto" else options.recompute,
+        "offload": None if options.offload == "auto" else options.offload,
     }
     return {name: value for name, value in chosen.items() if value is not None}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from cpipe.ir import Objective
 from cpipe.ir.base import Frozen
 
-__all__ = ["PLACEMENTS", "SolveOptions"]
+__all__ = ["OFFLOADS", "PLACEMENTS", "SolveOptions"]
 
+OFFLOADS = ("auto", "none")
 PLACEMENTS = ("profile", "ud", "loop", "wave", "bidirectional", "auto")
 
 
@@ -39,6 +40,8 @@ class SolveOptions(Frozen, frozen=True, kw_only=True):
     recompute
         Which stages recompute, of those that offer it: ``auto`` (searched), ``none``, ``all``, or numbers of the
         profile's stages apart by commas.
+    offload
+        Whether activations may go to host memory where stages offer it: ``auto`` (where that is better), ``none``.
     """
 
     method: str = "auto"
@@ -51,3 +54,4 @@ class SolveOptions(Frozen, frozen=True, kw_only=True):
     objective: Objective = "makespan"
     group_size: int | None = None
     recompute: str = "auto"
+    offload: str = "auto"

@@ -78,12 +78,12 @@ def simulate_plan(plan: Plan, problem: Problem) -> Timeline:
     Raises
     ------
     PlanError
-        When the problem has no costs for the ops of the plan: it does not split a stage that the plan splits, or its
-        data parallelism is another.
+        When the problem has no costs for the ops of the plan: it does not split a stage that the plan splits, its
+        stages offer nothing that the plan moves to host memory, or its data parallelism is another.
     cpipe.sim.DeadlockError
         When the program cannot finish.
     """
-    if faults := (*_split_faults(plan, problem), *_mode_faults(plan, problem)):
+    if faults := (*_split_faults(plan, problem), *_mode_faults(plan, problem), *_copy_faults(plan, problem)):
         raise PlanError(faults)
     return simulate(problem, lift(plan)[0], posting_gates(plan))
 
@@ -102,6 +102,21 @@ def _split_faults(plan: Plan, problem: Problem) -> Iterator[Diagnostic]:
             name = problem.stages[stage].name
             message = f"the plan runs D and W of stage {stage}, but the profile gives {name!r} a full backward alone"
             yield Diagnostic(code="cannot-split", message=message, path=f"$.ranks[{place}].ops[{index}]")
+
+
+def _copy_faults(plan: Plan, problem: Problem) -> Iterator[Diagnostic]:
+    """Yield a fault for each stage that the plan copies to host memory and the problem does not."""
+    seen: set[int] = set()
+    for place, program in enumerate(plan.ranks):
+        for index, step in enumerate(program.ops):
+            stage = step.stage
+            if step.op != "OFFLOAD" or stage is None or stage in seen or not 0 <= stage < problem.num_stages:
+                continue
+            if problem.stages[stage].offload_bytes:
+                continue
+            seen.add(stage)
+            message = f"the plan moves activations of stage {stage} to host memory, the profile does not offer it"
+            yield Diagnostic(code="copy-not-offered", message=message, path=f"$.ranks[{place}].ops[{index}]")
 
 
 _COLLECTIVES = {"ALL_GATHER": "zero1", "REDUCE_SCATTER": "zero1", "ALL_REDUCE": "ddp"}

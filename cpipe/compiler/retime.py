@@ -8,8 +8,10 @@ import cpipe
 from cpipe.compiler.claims import claiming, with_transports
 from cpipe.ir import Bound, Instruction, MadeBy, Plan, Problem, RankProgram, Timeline
 from cpipe.plan import lift, plan_digest, problem_digest, validate
+from cpipe.plan.copies import has_offloads
 from cpipe.plan.exchange import with_times
 from cpipe.plan.lower import certificate, receive_windows
+from cpipe.profile.offload import bounded
 from cpipe.report.figures import receive_buffers
 from cpipe.sim import memory_peaks
 from cpipe.solve.bounds import lower_bound, span_bound
@@ -44,7 +46,8 @@ def retimed(plan: Plan, problem: Problem, timeline: Timeline) -> Plan:
     """
     intact = plan.digest == plan_digest(plan)
     same_problem = plan.problem.digest == problem_digest(problem)
-    closed = (span_bound if plan.claims.objective == "span" else lower_bound)(problem)
+    least = bounded(problem, has_offloads(plan))
+    closed = (span_bound if plan.claims.objective == "span" else lower_bound)(least)
     claimed_at_most = closed.value_ns if plan.claims.proved_by == "bound" else None
     if intact and same_problem and not validate(plan, problem, closed_bound_ns=claimed_at_most):
         return plan
@@ -64,7 +67,7 @@ def retimed(plan: Plan, problem: Problem, timeline: Timeline) -> Plan:
         ranks=ranks,
         problem=replace(plan.problem, digest=problem_digest(problem), name=problem.name),
     )
-    resident = memory_peaks(problem, schedule.orders, schedule.pairs)
+    resident = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
     peaks = tuple(peak + receive_buffers(new, problem, device) for device, peak in enumerate(resident))
     new = with_times(replace(new, claims=replace(plan.claims, peak_bytes=peaks)), timeline)
     is_span = plan.claims.objective == "span"

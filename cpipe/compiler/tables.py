@@ -73,7 +73,7 @@ def _timed(draft: Plan, problem: Problem, *, keep_messages: bool) -> Plan:
         schedule.verify(problem)
     except InvariantError:
         return draft
-    peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
+    peaks = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
     buffers = [0] * problem.num_devices
     for channel in draft.channels:
         buffers[channel.target] += channel.window * channel.message_bytes

@@ -5,8 +5,8 @@ from cpipe.ir.ops import Op, OpKind, decode_op, encode_op
 from cpipe.ir.plan import Channel, Claims, Group, Instruction, MadeBy, Plan, ProblemSummary, RankProgram
 from cpipe.ir.problem import Collectives, Device, Hop, Problem, Stage
 from cpipe.ir.result import Bound, Objective, SolveResult
-from cpipe.ir.schedule import Schedule
-from cpipe.ir.timeline import CollectiveRun, MessageRun, Timeline
+from cpipe.ir.schedule import Offload, Schedule
+from cpipe.ir.timeline import CollectiveRun, CopyRun, MessageRun, Timeline
 
 __all__ = [
     "Bound",
@@ -14,6 +14,7 @@ __all__ = [
     "Claims",
     "CollectiveRun",
     "Collectives",
+    "CopyRun",
     "Device",
     "Group",
     "Hop",
@@ -22,6 +23,7 @@ __all__ = [
     "MadeBy",
     "MessageRun",
     "Objective",
+    "Offload",
     "Op",
     "OpKind",
     "Plan",

@@ -9,11 +9,12 @@ from cpipe.ir.result import Bound, Objective
 
 __all__ = ["Change", "Explanation", "Follows", "IdleCause", "IdlePart", "Segment", "SegmentKind", "WhatIf"]
 
-SegmentKind = Literal["compute", "bandwidth", "latency", "transfer", "collective", "step", "unknown"]
+SegmentKind = Literal["compute", "bandwidth", "latency", "transfer", "collective", "copy", "step", "unknown"]
 """What a piece of the critical path is.
 
 ``bandwidth``: a message holds its pipe; ``latency``: it is under way behind that; ``transfer``: both, and whatever
-else lies between its producer and its reader, where a plan alone does not tell them apart; ``step``: what all devices
+else lies between its producer and its reader, where a plan alone does not tell them apart; ``copy``: an activation
+moves to host memory or back; ``step``: what all devices
 do together behind everything else; ``unknown``: the times of
 the plan do not say what was waited for.
 """
@@ -27,12 +28,13 @@ would not have fitted before that op, though its input was there; ``input``: wha
 it is sent ended; ``gather``: its parameters were gathered.
 """
 
-IdleCause = Literal["warm-up", "upstream", "link", "memory", "data-parallel", "other", "tail", "step"]
+IdleCause = Literal["warm-up", "upstream", "link", "memory", "data-parallel", "copy", "other", "tail", "step"]
 """Why a device does nothing.
 
 ``warm-up``: its first op has not begun; ``upstream``: the message that it waits for is not made yet; ``link``: that
 message is made and has not arrived; ``memory``: meanwhile a forward whose input is there does not fit;
-``data-parallel``: only collectives of its own are running or awaited; ``other``: the times do not say; ``tail``: it has
+``data-parallel``: only collectives of its own are running or awaited; ``copy``: all else is there, and an activation is
+on its way to or from host memory; ``other``: the times do not say; ``tail``: it has
 finished and others have not; ``step``: what all devices do together at the end is under way.
 """
 

@@ -30,7 +30,20 @@ MAX_INTEGER = 2**62
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 InstructionName = Literal[
-    "F", "D", "W", "B", "FB", "SEND", "RECV", "WAIT", "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE", "STEP"
+    "F",
+    "D",
+    "W",
+    "B",
+    "FB",
+    "SEND",
+    "RECV",
+    "WAIT",
+    "ALL_GATHER",
+    "REDUCE_SCATTER",
+    "ALL_REDUCE",
+    "STEP",
+    "OFFLOAD",
+    "RELOAD",
 ]
 
 
@@ -42,11 +55,15 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     op
         F D W B run on the compute stream, and FB, a forward and a full backward as one op; SEND and RECV are posted
         and do not block; WAIT makes the compute stream wait for a receive or a collective; collectives are posted on
-        their group; STEP ends the iteration.
+        their group; STEP ends the iteration. OFFLOAD and RELOAD are posted: copies of part of a microbatch's
+        activation to and from host memory, beside compute, one after the other in each direction.
     stage
         The stage *on this rank* that computes, sends or receives; absent in STEP. Of FB, that of its forward.
     mb
         Microbatch; absent in collectives, their WAIT, and STEP. Of FB, that of its forward.
+    copy
+        Of the WAIT of an OFFLOAD or RELOAD: which of them. Behind the first of these the copied part is free; it takes
+        its memory again from the RELOAD on.
     backward_stage, backward_mb
         Stage on this rank and microbatch of the backward of FB.
     channel
@@ -54,7 +71,7 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     group
         Of a collective and its WAIT.
     start_ns, end_ns
-        Expected times [ns] of compute ops and collectives, and of a STEP that takes any.
+        Expected times [ns] of compute ops, collectives and copies, and of a STEP that takes any.
     """
 
     op: InstructionName
@@ -66,6 +83,7 @@ class Instruction(Frozen, frozen=True, kw_only=True, omit_defaults=True):
     end_ns: Integer | None = None
     backward_stage: Integer | None = None
     backward_mb: Integer | None = None
+    copy: Literal["OFFLOAD", "RELOAD"] | None = None
 
 
 class RankProgram(Frozen, frozen=True, kw_only=True):

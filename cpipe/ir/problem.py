@@ -62,6 +62,9 @@ class Stage(Frozen, frozen=True, kw_only=True):
     recomputes, recompute_ns
         Whether the stage keeps part of its activation only and makes the rest again, and how long that takes. The
         other fields are those of such a stage: the durations of B, and of D or W, have the time already.
+    offload_bytes, offload_ns
+        What of a microbatch's activation may wait in host memory between F and the backward, and how long one copy of
+        it takes, either way, beside compute. It is no obligation: which microbatches do is the schedule's business.
     all_gather_ns, reduce_ns
         Durations of the stage's data-parallel collectives: the all-gather before its first F (ZeRO-1) and
         the all-reduce (DDP) or reduce-scatter (ZeRO-1) after its last W or B; where a stage has copies, of the
@@ -87,6 +90,8 @@ class Stage(Frozen, frozen=True, kw_only=True):
     recomputes: bool = False
     recompute_ns: Ns = Ns(0)
     full_backward_transient_bytes: Bytes | None = None
+    offload_bytes: Bytes = Bytes(0)
+    offload_ns: Ns = Ns(0)
 
     @property
     def whole_transient_bytes(self) -> Bytes:
@@ -304,6 +309,7 @@ class Problem(Frozen, frozen=True, kw_only=True):
                 _check(getattr(stage, name) >= 0, f"stages[{index}].{name} is negative")
             for name in _OPTIONAL:
                 _check((getattr(stage, name) or 0) >= 0, f"stages[{index}].{name} is negative")
+            _check(stage.offload_bytes <= stage.activation_bytes, f"stages[{index}].offload_bytes is too large")
         for boundary, (forward, backward) in enumerate(zip(self.forward_hops, self.backward_hops, strict=True)):
             self._verify_hop(f"forward_hops[{boundary}]", forward, boundary, boundary + 1)
             self._verify_hop(f"backward_hops[{boundary}]", backward, boundary + 1, boundary)

@@ -8,7 +8,28 @@ from cpipe.ir.base import Frozen, InvariantError
 from cpipe.ir.ops import Op, OpKind, decode_op, encode_op
 from cpipe.ir.problem import Problem
 
-__all__ = ["Schedule"]
+__all__ = ["Offload", "Schedule"]
+
+
+class Offload(Frozen, frozen=True, kw_only=True):
+    """A microbatch's activation that waits in host memory between its forward and its backward.
+
+    Its copy to the host starts behind the forward (`Stage.offload_bytes` of it); the device waits for the end of that
+    copy right before the op at `freed_before`, and has the bytes free from there on. The copy back is posted right
+    before the op at `reloaded_before`, behind such waits, and takes the bytes from there on; the backward waits for it.
+
+    Attributes
+    ----------
+    stage, microbatch
+        Whose activation.
+    freed_before, reloaded_before
+        Positions in the order of the stage's device, of an op behind the forward and up to the backward (D or B).
+    """
+
+    stage: int
+    microbatch: int
+    freed_before: int
+    reloaded_before: int
 
 
 class Schedule(Frozen, frozen=True, kw_only=True):
@@ -21,10 +42,13 @@ class Schedule(Frozen, frozen=True, kw_only=True):
     pairs
         Fused pairs as (F, B) op ids: a forward and the full backward right behind it in the same order, which run as
         one op. It starts when both inputs are there and both outputs are ready at its end.
+    offloads
+        What waits in host memory, sorted by (stage, microbatch).
     """
 
     orders: tuple[tuple[int, ...], ...]
     pairs: tuple[tuple[int, int], ...] = ()
+    offloads: tuple[Offload, ...] = ()
 
     def units(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Return the orders as what runs at once: one op each, or the two of a fused pair."""
@@ -48,7 +72,7 @@ class Schedule(Frozen, frozen=True, kw_only=True):
 
     @classmethod
     def from_text(cls, text: str, microbatches: int) -> Schedule:
-        """Read the form that `to_text` writes; the inverse of it.
+        """Read the form that `to_text` writes; the inverse of it, but for offloads, which have no text form.
 
         Raises
         ------
@@ -111,6 +135,32 @@ class Schedule(Frozen, frozen=True, kw_only=True):
             if weight[stage] != split[stage]:
                 raise InvariantError(f"stage {stage}: W of {weight[stage]} do not follow D of {split[stage]}")
         self._verify_pairs(n)
+        self._verify_offloads(problem)
+
+    def _verify_offloads(self, problem: Problem) -> None:
+        if not self.offloads:
+            return
+        n = problem.microbatches
+        keys = [(offload.stage, offload.microbatch) for offload in self.offloads]
+        if keys != sorted(set(keys)):
+            raise InvariantError("offloads are not sorted, or one is there twice")
+        fused = {second for _, second in self.pairs}
+        places = [{op: place for place, op in enumerate(order)} for order in self.orders]
+        for offload in self.offloads:
+            label = f"offload of stage {offload.stage} microbatch {offload.microbatch}"
+            if not (0 <= offload.stage < problem.num_stages and problem.stages[offload.stage].offload_bytes):
+                raise InvariantError(f"{label}: the stage offers none")
+            device = problem.stages[offload.stage].device
+            forward, split, _, full = (encode_op(kind, offload.stage, offload.microbatch, n) for kind in OpKind)
+            first = places[device][forward]
+            last = places[device][split if split in places[device] else full]
+            if not first < offload.freed_before <= offload.reloaded_before <= last:
+                raise InvariantError(
+                    f"{label}: freed before {offload.freed_before} and reloaded before {offload.reloaded_before}, "
+                    f"expected positions behind {first} and up to {last}, in this order"
+                )
+            if fused & {self.orders[device][place] for place in (offload.freed_before, offload.reloaded_before)}:
+                raise InvariantError(f"{label}: a fused pair is no place to wait")
 
     def _verify_pairs(self, microbatches: int) -> None:
         follows = {first: second for order in self.orders for first, second in pairwise(order)}

@@ -7,7 +7,7 @@ from typing import Literal
 from cpipe.ir.base import Frozen, InvariantError
 from cpipe.ir.schedule import Schedule
 
-__all__ = ["CollectiveRun", "MessageRun", "Timeline"]
+__all__ = ["CollectiveRun", "CopyRun", "MessageRun", "Timeline"]
 
 
 class MessageRun(Frozen, frozen=True, kw_only=True):
@@ -38,6 +38,17 @@ class CollectiveRun(Frozen, frozen=True, kw_only=True):
     end_ns: int
 
 
+class CopyRun(Frozen, frozen=True, kw_only=True):
+    """One copy of the activation of `stage` for `microbatch` to or from host memory, beside compute; times [ns]."""
+
+    kind: Literal["OFFLOAD", "RELOAD"]
+    stage: int
+    microbatch: int
+    device: int
+    start_ns: int
+    end_ns: int
+
+
 class Timeline(Frozen, frozen=True, kw_only=True):
     """Start and end of every op, message and collective.
 
@@ -50,6 +61,8 @@ class Timeline(Frozen, frozen=True, kw_only=True):
         Sorted by (kind, stage, microbatch).
     collectives
         Sorted by (device, start), in the order in which each device's link served them.
+    copies
+        To and from host memory; sorted by (device, kind, start, end).
     makespan_ns
         The last completion on any device, collectives included, and the step behind it.
     step_ns
@@ -60,6 +73,7 @@ class Timeline(Frozen, frozen=True, kw_only=True):
     ends: tuple[tuple[int, ...], ...]
     messages: tuple[MessageRun, ...] = ()
     collectives: tuple[CollectiveRun, ...] = ()
+    copies: tuple[CopyRun, ...] = ()
     makespan_ns: int
     step_ns: int = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpipe.ir import Instruction, InvariantError, Op, OpKind, Plan, RankProgram, Schedule, encode_op
+from cpipe.plan.copies import lifted_offloads
 
 __all__ = ["late_sends", "lift", "posting_gates"]
 
@@ -36,7 +37,11 @@ def lift(plan: Plan) -> tuple[Schedule, dict[int, int]]:
     gates: dict[int, int] = {}
     pairs: list[tuple[int, int]] = []
     orders = tuple(_lift_rank(program, plan.problem.microbatches, carries, gates, pairs) for program in programs)
-    return Schedule(orders=orders, pairs=tuple(pairs)), gates
+    offloads = sorted(
+        (entry for program in programs for entry in lifted_offloads(program)),
+        key=lambda entry: (entry.stage, entry.microbatch),
+    )
+    return Schedule(orders=orders, pairs=tuple(pairs), offloads=tuple(offloads)), gates
 
 
 def late_sends(plan: Plan) -> dict[int, int]:

@@ -26,6 +26,7 @@ from cpipe.ir import (
     Timeline,
     decode_op,
 )
+from cpipe.plan.copies import copy_steps
 from cpipe.plan.digest import plan_digest, problem_digest
 from cpipe.plan.posting import Receive, posting_positions
 from cpipe.plan.wiring import ChannelKey, Message, Wiring, consumed
@@ -141,9 +142,14 @@ class _Lowering:
             Message(run.kind, run.stage + (1 if run.kind == "activation" else -1), run.microbatch): run
             for run in timeline.messages
         }
+        self._copies = [copy_steps(schedule, timeline, problem, device) for device in range(problem.num_devices)]
 
     def program(self, device: int) -> RankProgram:
-        """Return the program of one rank: receives and WAITs before each op, sends and reductions after it."""
+        """Return the program of one rank: receives and WAITs before each op, sends and reductions after it.
+
+        Copies to host memory come behind the sends; WAITs of them, and copies back, between receives and other WAITs.
+        """
+        copies = self._copies[device]
         units = self._units[device]
         posted = self._posted(device)
         steps = self._gathers(device)
@@ -153,6 +159,7 @@ class _Lowering:
         complete: list[int] = []  # stages whose reductions are still to be posted
         for position, (unit, (start, end)) in enumerate(zip(units, self._times[device], strict=True)):
             steps += posted.get(position, ())
+            steps += copies.before.get(unit[0], ())
             for op in unit:
                 if op.kind is OpKind.F and op.stage in gathers:
                     steps.append(_wait(gathers.pop(op.stage)))
@@ -164,6 +171,8 @@ class _Lowering:
                 fed = self._wiring.feeds(op)
                 if fed is not None:
                     steps.append(_message("SEND", op, self._wiring.channel_ids[fed[0]]))
+            for op in unit:
+                steps += copies.behind.get(op, ())
             for op in unit:
                 if op.kind in (OpKind.W, OpKind.B):
                     unreduced[op.stage] -= 1

@@ -75,6 +75,8 @@ def _instruction(step: Instruction) -> str:
         text += f', "channel": {step.channel}'
     if step.group is not None:
         text += f', "group": {step.group}'
+    if step.copy is not None:
+        text += f', "copy": "{step.copy}"'
     if step.start_ns is not None:
         text += f', "start_ns": {step.start_ns}'
     if step.end_ns is not None:

@@ -17,8 +17,8 @@ from cpipe.profile.flows import FLOWS, copy_reduce_ns, in_both_directions
 from cpipe.profile.links import LinkTable, Pipe, unlinked_sites
 from cpipe.profile.memory import everything_bytes, memory_faults
 from cpipe.profile.recompute import offers, recomputing
-from cpipe.profile.schema import Profile, StageSpec
-from cpipe.units import Bytes, Ns, ms_to_ns, ns_to_ms, occupancy_ns
+from cpipe.profile.schema import OffloadSpec, Profile, StageSpec
+from cpipe.units import Bytes, Ns, beta_ns_per_byte, ms_to_ns, ns_to_ms, occupancy_ns
 
 __all__ = ["check_totals", "normalize", "translate"]
 
@@ -156,6 +156,7 @@ def check_totals(problem: Problem) -> Iterator[Diagnostic]:
     """
     times = sum(
         stage.forward_ns
+        + 2 * stage.offload_ns
         + max(stage.full_backward_ns, stage.input_grad_ns + stage.weight_grad_ns, stage.forward_backward_ns or 0)
         for stage in problem.stages
     )
@@ -222,7 +223,16 @@ def _stage(spec: StageSpec, device: int, profile: Profile) -> Stage:
         all_gather_ns=gather,
         reduce_ns=reduction,
         forward_backward_ns=None if spec.forward_backward_ms is None else ms_to_ns(spec.forward_backward_ms),
+        offload_bytes=Bytes(spec.offload.num_bytes if spec.offload is not None else 0),
+        offload_ns=_copy_ns(spec.offload) if spec.offload is not None else Ns(0),
     )
+
+
+def _copy_ns(spec: OffloadSpec) -> Ns:
+    """Return how long one copy to or from host memory takes [ns]."""
+    bandwidth = spec.bandwidth_gbit_s
+    moving = Ns(0) if bandwidth is None else occupancy_ns(spec.num_bytes, beta_ns_per_byte(bandwidth))
+    return Ns(ms_to_ns(spec.latency_ms) + moving)
 
 
 def _with_copy(table: LinkTable, stages: Sequence[Stage], index: int, profile: Profile) -> Stage:

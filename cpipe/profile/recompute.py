@@ -6,6 +6,7 @@ A stage that recomputes is a stage with other costs, so that nothing behind the 
 * The first op of the backward that does something takes ``recompute.extra_ms`` longer: B; and D, or W where D takes no
   time, as on a first stage. While it runs the whole activation is there again: D or W then has its transient beside
   max(activation, held) bytes, B has the larger of both transients beside the activation.
+* What it keeps stays on the device: a stage that recomputes offloads nothing.
 * Between D and W the stage holds what it held anyway; where D does nothing, no more than F left.
 """
 
@@ -38,6 +39,8 @@ def recomputing(stage: Stage, spec: RecomputeSpec) -> Stage:
         full_backward_transient_bytes=Bytes(stage.whole_transient_bytes + whole - kept),
         activation_bytes=kept,
         held_bytes=held,
+        offload_bytes=Bytes(0),
+        offload_ns=Ns(0),
     )
     back = max(whole, stage.held_bytes) - max(kept, held)
     if waits:
@@ -73,6 +76,8 @@ def lightest(problem: Problem, profile: Profile) -> Problem:
                 held_bytes=again.held_bytes,
                 input_grad_transient_bytes=again.input_grad_transient_bytes,
                 full_backward_transient_bytes=again.full_backward_transient_bytes,
+                # with what a stage leaves that offloads instead (`cpipe.profile.offload.unloaded`), the lesser of both
+                offload_bytes=Bytes(max(0, again.activation_bytes - stage.activation_bytes + stage.offload_bytes)),
             )
         stages.append(stage)
     return replace(problem, stages=tuple(stages))

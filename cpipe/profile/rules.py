@@ -97,6 +97,17 @@ def _recompute_sizes(profile: Profile) -> Iterator[Diagnostic]:
             yield Diagnostic(code="recompute-keeps-more", message=message, path=path)
 
 
+def _offload_sizes(profile: Profile) -> Iterator[Diagnostic]:
+    """Require that a stage moves no more to host memory than it has there."""
+    for index, stage in enumerate(profile.stages):
+        if stage.offload is not None and stage.offload.num_bytes > stage.activation_bytes:
+            message = (
+                f"offloading moves part of the stage's activation_bytes {stage.activation_bytes}, "
+                f"got {stage.offload.num_bytes}"
+            )
+            yield Diagnostic(code="offload-too-large", message=message, path=f"$.stages[{index}].offload.bytes")
+
+
 def _link_ends(profile: Profile) -> Iterator[Diagnostic]:
     """Require `between`, or `from` and `to`; ends are two devices or two sites, each known and unambiguous."""
     devices = [device.id for device in profile.devices]
@@ -230,6 +241,7 @@ _RULES = (
     _backward_times,
     _pair_times,
     _recompute_sizes,
+    _offload_sizes,
     _link_ends,
     _unique_links,
     _link_costs,

@@ -22,6 +22,7 @@ __all__ = [
     "DataParallelSpec",
     "DeviceSpec",
     "LinkSpec",
+    "OffloadSpec",
     "Profile",
     "RecomputeSpec",
     "StageSpec",
@@ -65,6 +66,16 @@ class RecomputeSpec(_Spec, frozen=True, kw_only=True):
     extra_ms: Annotated[Milliseconds, Meta(description="Longer that the backward takes for it [ms].")]
 
 
+class OffloadSpec(_Spec, frozen=True, kw_only=True):
+    """What a stage may move to host memory between F and its backward, and the way there."""
+
+    num_bytes: Annotated[
+        int, Meta(ge=1, le=MAX_BYTES, description="Part of one microbatch's activation that is moved [bytes].")
+    ] = field(name="bytes")
+    bandwidth_gbit_s: Bandwidth | None = None
+    latency_ms: Annotated[Milliseconds, Meta(description="Fixed time of one copy, either way [ms].")] = 0.0
+
+
 class StageSpec(_Spec, frozen=True, kw_only=True):
     """Costs of one stage for one microbatch; stages are listed in flow order."""
 
@@ -93,6 +104,9 @@ class StageSpec(_Spec, frozen=True, kw_only=True):
     ) = None
     recompute: (
         Annotated[RecomputeSpec, Meta(description="Activation checkpointing: a choice of the search.")] | None
+    ) = None
+    offload: (
+        Annotated[OffloadSpec, Meta(description="Copies to host memory and back: a choice of the search.")] | None
     ) = None
     static_bytes: Annotated[Size, Meta(description="Parameters, gradients and optimizer state [bytes].")] = 0
     forward_transient_bytes: Annotated[Size, Meta(description="Extra while F runs [bytes].")] = 0

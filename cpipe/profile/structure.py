@@ -9,7 +9,15 @@ from msgspec import inspect as mi
 
 from cpipe.errors import Diagnostic
 from cpipe.jsontext import Builder
-from cpipe.profile.schema import DataParallelSpec, DeviceSpec, LinkSpec, Profile, RecomputeSpec, StageSpec
+from cpipe.profile.schema import (
+    DataParallelSpec,
+    DeviceSpec,
+    LinkSpec,
+    OffloadSpec,
+    Profile,
+    RecomputeSpec,
+    StageSpec,
+)
 
 __all__ = ["build_profile"]
 
@@ -18,6 +26,7 @@ _HOMES: tuple[tuple[type[Struct], str], ...] = (
     (DeviceSpec, "inside an entry of `devices`"),
     (StageSpec, "inside an entry of `stages`"),
     (RecomputeSpec, "inside `recompute` of a stage"),
+    (OffloadSpec, "inside `offload` of a stage"),
     (LinkSpec, "inside an entry of `links`"),
     (DataParallelSpec, "inside `data_parallel`"),
 )

@@ -1,7 +1,6 @@
 """The JSON reports of ``--json`` (format `cpipe.report`, version 1): one document per command, also on failure.
 
-Every field but `_LEFT_OUT` is always there; what is not known (a makespan after an error) is null. Times are [ms], sizes
-[bytes].
+Every field but `_LEFT_OUT` is always there; what is not known is null. Times are [ms], sizes [bytes].
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ class SolveReport(Frozen, frozen=True, kw_only=True):
         What proved the bound.
     placement
         Device index of each stage.
-    recompute
-        Stages that recompute; absent when there are none.
+    recompute, offloads
+        Stages that recompute, number of activations in host memory meanwhile; absent when there are none.
     devices
         In rank order.
     diagnostics
@@ -140,6 +139,7 @@ class SolveReport(Frozen, frozen=True, kw_only=True):
     proved_by: str | None = None
     placement: tuple[int, ...] | None = None
     recompute: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    offloads: int | msgspec.UnsetType = msgspec.UNSET
     devices: tuple[DeviceReport, ...] = ()
     diagnostics: tuple[DiagnosticReport, ...] = ()
 
@@ -288,6 +288,7 @@ def solve_report(
         proved_by=result.bound.proved_by,
         placement=plan.problem.placement,
         recompute=plan.problem.recompute or msgspec.UNSET,
+        offloads=len(result.schedule.offloads) or msgspec.UNSET,
         devices=tuple(map(device_report, figures)),
         diagnostics=diagnostic_reports(warnings),
     )
@@ -445,7 +446,7 @@ def _writable(value: Any) -> Any:
     return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_LEFT_OUT = ("recompute",)
+_LEFT_OUT = ("recompute", "offloads")
 """Fields that are absent where there is nothing to tell."""
 
 

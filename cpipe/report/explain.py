@@ -22,6 +22,7 @@ _CAUSES: tuple[tuple[IdleCause, str], ...] = (
     ("link", "on links"),
     ("memory", "memory"),
     ("data-parallel", "data par."),
+    ("copy", "copies"),
     ("other", "other"),
     ("tail", "tail"),
     ("step", "step"),
@@ -32,6 +33,7 @@ _KIND_NAMES = {
     "latency": "latency of {link}",
     "transfer": "messages {link}",
     "collective": "data-parallel collectives of {device}",
+    "copy": "copies between {device} and host memory",
     "step": "the step of all devices at the end",
     "unknown": "not explained by the plan's times",
 }

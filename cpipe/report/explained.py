@@ -31,7 +31,7 @@ class IdleReport(Frozen, frozen=True, kw_only=True):
     """How long a device is idle for one cause [ms]; `carries` and `link` are of the messages awaited.
 
     `cause` is ``warm-up``, ``upstream`` (the message is not made yet), ``link`` (it is under way), ``memory`` (a
-    forward that could run does not fit), ``data-parallel``, ``tail`` or ``other``.
+    forward that could run does not fit), ``data-parallel``, ``copy`` (to or from host memory), ``tail`` or ``other``.
     """
 
     cause: IdleCause

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from cpipe.ir import Plan, ProblemSummary, SolveResult, Timeline
+from cpipe.ir import Plan, ProblemSummary, Schedule, SolveResult, Timeline
 from cpipe.report.figures import DeviceFigures
 from cpipe.report.tables import byte_unit, format_bytes, format_ms, format_percent, render_table
 from cpipe.report.terminal import printable
@@ -38,8 +38,16 @@ def solve_lines(result: SolveResult, figures: Sequence[DeviceFigures], recompute
         load_line(figures),
         f"no schedule beats {bound}{reason}",
         *([f"recomputing: {_stages(recompute)}"] if recompute else []),
+        *([f"in host memory meanwhile: {_offloads(result.schedule)}"] if result.schedule.offloads else []),
     ]
     return "\n".join(lines)
+
+
+def _offloads(schedule: Schedule) -> str:
+    """Return how many activations a schedule offloads, and of which stages."""
+    stages = sorted({entry.stage for entry in schedule.offloads})
+    count = len(schedule.offloads)
+    return f"{count} activation{'s' if count > 1 else ''} of {_stages(stages)}"
 
 
 def plan_line(plan: Plan, separator: str = "; ") -> str:

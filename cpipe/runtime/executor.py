@@ -19,6 +19,7 @@ from cpipe.runtime.faults import RuntimeFault
 from cpipe.runtime.interpreter import Interpreter
 from cpipe.runtime.limits import Timetable
 from cpipe.runtime.monitor import Activity, Monitor
+from cpipe.runtime.offload import CopyStreams
 from cpipe.runtime.records import StepResult
 from cpipe.runtime.specs import MessageSpec, as_tensors, encode_spec
 from cpipe.runtime.stages import StageRunner
@@ -48,6 +49,7 @@ class PlanExecutor:
         that the stage before gives as separate arguments and gives a tensor or a flat tuple of tensors, of any
         dtypes, with the same shapes for every microbatch of every step. Where the plan recomputes a stage, its module
         runs twice for each microbatch, with the same random numbers and leaving its buffers alone the second time.
+        Where it offloads one, what the module saves for the backward is in (on CUDA: pinned) host memory meanwhile.
     loss_fn
         On the rank of the last stage: ``loss_fn(output, target)`` gives the scalar loss of a microbatch.
     rank
@@ -130,6 +132,7 @@ class PlanExecutor:
         )
         self._crew = meet(self._bulletin, card, plan, self._watchdog.startup_s)
         scale = plan.problem.microbatches * plan.problem.flows if scale_grads else 1
+        offloaded, streams = _offloaded(plan, self.rank), CopyStreams(self._device)
         self._runners = {
             stage: StageRunner(
                 stage,
@@ -138,6 +141,8 @@ class PlanExecutor:
                 loss_fn if plan.problem.is_last(stage) else None,
                 scale,
                 recomputes=stage in plan.problem.recompute,
+                offloads=offloaded.get(stage, ()),
+                streams=streams,
             )
             for stage, module in sorted(stages.items())
         }
@@ -360,3 +365,13 @@ def _groups_of(mesh: Any) -> tuple[Any, Any]:
         message = f"the device mesh has dimensions {', '.join(names) or 'without names'}, expected pp, and dp if any"
         raise RuntimeFault(message, code="device-mesh")
     return mesh.get_group("pp"), mesh.get_group("dp") if "dp" in names else None
+
+
+def _offloaded(plan: Plan, rank: int) -> dict[int, set[int]]:
+    """Return the microbatches of each stage of `rank` whose activations go to host memory."""
+    found: dict[int, set[int]] = {}
+    for program in plan.ranks:
+        for step in program.ops:
+            if program.rank == rank and step.op == "OFFLOAD" and step.stage is not None and step.mb is not None:
+                found.setdefault(step.stage, set()).add(step.mb)
+    return found

@@ -88,6 +88,8 @@ class Interpreter:
             "ALL_GATHER": self._collective,
             "ALL_REDUCE": self._collective,
             "REDUCE_SCATTER": self._collective,
+            "OFFLOAD": self._copy,
+            "RELOAD": self._copy,
         }
         self._begin((), ())
         for stage in self._outputs:
@@ -192,6 +194,14 @@ class Interpreter:
         self._runners[stage].weight_grad(mb)
         return self._clock.span(start, 0.0)
 
+    # --- host memory
+
+    def _copy(self, step: Instruction) -> Span:
+        stage, mb = _key(step)
+        start = self._clock.mark()
+        self._runners[stage].move(mb, step.op, wait=False)
+        return self._clock.span(start, 0.0)
+
     # --- messages
 
     def _send(self, step: Instruction) -> Span:
@@ -209,7 +219,10 @@ class Interpreter:
 
     def _wait(self, step: Instruction) -> Span:
         asked = time.monotonic()
-        if step.channel is None:
+        if step.copy is not None:
+            stage, mb = _key(step)
+            self._runners[stage].move(mb, step.copy, wait=True)
+        elif step.channel is None:
             self._wait_collective(step)
         else:
             stage, mb = _key(step)

@@ -94,6 +94,9 @@ class Timetable:
         return found
 
     def _waiting(self, step: Instruction, expected: float, floor: float) -> Activity:
+        if step.copy is not None:
+            what = f"the {step.copy} of stage {step.stage} microbatch {step.mb}"
+            return self._make("wait", what, expected, floor, step=step)
         if step.channel is None:
             what = f"the collective of stage {step.stage}"
             return self._make("wait", what, expected, floor, step=step, awaits=self._replicas)

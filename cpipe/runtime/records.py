@@ -22,7 +22,8 @@ class OpRecord(NamedTuple):
     start_s, end_s
         On CLOCK_MONOTONIC [s], one origin for all processes of a machine. F D W B FB: compute alone, without waits.
         WAIT: from asking to having. RECV: from posting to when the message was there. SEND: from posting to when
-        the transport was done with it. Collectives: from posting to the end.
+        the transport was done with it. Collectives: from posting to the end. OFFLOAD and RELOAD: the posting alone,
+        which on the CPU is the copy.
     wait_s
         F D B FB: how long the WAITs of its inputs took [s]. WAIT: its own length. Otherwise 0.
     """

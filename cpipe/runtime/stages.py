@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cpipe.runtime.autograd import ForwardPass
 from cpipe.runtime.faults import RuntimeFault
+from cpipe.runtime.offload import CopyStreams, Stash
 from cpipe.runtime.recompute import Again, forgetting
 from cpipe.runtime.specs import as_tensors
 
@@ -33,6 +34,10 @@ class StageRunner:
         What a loss is divided by before its backward.
     recomputes
         Whether F keeps its inputs only, and the first op of the backward that needs more runs it again.
+    offloads
+        Microbatches of which what F saves goes to host memory and back.
+    streams
+        Where those copies run.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class StageRunner:
         loss_scale: int = 1,
         *,
         recomputes: bool = False,
+        offloads: Collection[int] = (),
+        streams: CopyStreams | None = None,
     ) -> None:
         self.stage = stage
         self.module = module
@@ -53,6 +60,9 @@ class StageRunner:
         self._passes: dict[int, ForwardPass] = {}
         self._recomputes = recomputes
         self._again: dict[int, Again[ForwardPass]] = {}
+        self._offloads = frozenset(offloads)
+        self._streams = streams or CopyStreams(torch.device("cpu"))
+        self._stashes: dict[int, Stash] = {}
         self._trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def forward(self, mb: int, inputs: tuple[Tensor, ...], target: Any = None) -> tuple[Tensor, ...]:
@@ -70,6 +80,11 @@ class StageRunner:
             if self._needs_grad(inputs):
                 self._again[mb] = again
                 return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
+        elif mb in self._offloads:
+            stash = self._stashes[mb] = Stash(self.module, inputs, self._streams)
+            with stash.saving():
+                outputs, forward_pass = self._run(mb, inputs, target)
+            stash.keep(outputs)
         else:
             outputs, forward_pass = self._run(mb, inputs, target)
         self._passes[mb] = forward_pass
@@ -115,6 +130,16 @@ class StageRunner:
         if mb in self._again:
             self._make_again(mb)
         return self._passes.pop(mb).full_backward(self._seed(grads))
+
+    def move(self, mb: int, copy: str, *, wait: bool) -> None:
+        """Post the copy of what F saved, ``OFFLOAD`` or ``RELOAD``, or wait for it."""
+        stash = self._stashes[mb]
+        if copy == "OFFLOAD":
+            (stash.offloaded if wait else stash.offload)()
+        elif wait:
+            self._stashes.pop(mb).reloaded()
+        else:
+            stash.reload()
 
     def _make_again(self, mb: int) -> None:
         """Run F once more, for the backward."""

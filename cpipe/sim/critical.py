@@ -21,7 +21,10 @@ __all__ = ["critical_path", "levels_before"]
 
 
 class _Node(NamedTuple):
-    """A thing that ended: kind ``unit``, ``message`` (arrived), ``held`` (a message left its pipe), ``collective``."""
+    """A thing that ended.
+
+    Kinds: ``unit``, ``message`` (arrived), ``held`` (a message left its pipe), ``collective``, ``copy``.
+    """
 
     kind: str
     at: int
@@ -110,6 +113,8 @@ class _Walk:
             return self._runs.units[node.at].start
         if node.kind == "collective":
             return self._runs.collectives[node.at].start_ns
+        if node.kind == "copy":
+            return self._runs.copies[node.at].start_ns
         return self._runs.messages[node.at].start_ns
 
     def _end(self, node: _Node) -> int:
@@ -117,6 +122,8 @@ class _Walk:
             return self._runs.units[node.at].end
         if node.kind == "collective":
             return self._runs.collectives[node.at].end_ns
+        if node.kind == "copy":
+            return self._runs.copies[node.at].end_ns
         message = self._runs.messages[node.at]
         return message.arrival_ns if node.kind == "message" else message.end_ns
 
@@ -140,6 +147,13 @@ class _Walk:
                 yield (_Node("unit", producer) if message < 0 else _Node("message", message)), "input"
             for gather in runs.gathers(node.at):
                 yield _Node("collective", gather), "gather"
+            for copy in runs.copies_of(node.at):
+                yield _Node("copy", copy), "input"
+        elif node.kind == "copy":
+            yield _Node("unit", runs.poster(node.at)), "input"
+            for copy in runs.copies_of(runs.poster(node.at) + 1):  # that a copy back is posted behind
+                if runs.copies[node.at].kind == "RELOAD" and runs.copies[copy].kind == "OFFLOAD":
+                    yield _Node("copy", copy), "input"
         elif node.kind == "collective":
             for unit in runs.reduced_after(node.at):
                 yield _Node("unit", unit), "input"
@@ -151,6 +165,12 @@ class _Walk:
 
     def _queued(self, node: _Node, start: int) -> Iterator[tuple[_Node, Follows]]:
         """Yield who held a link until `start`: what has a length first, as that was surely served before."""
+        if node.kind == "copy":
+            mine_run = self._runs.copies[node.at]
+            for index, run in enumerate(self._runs.copies):
+                if index != node.at and (run.device, run.kind, run.end_ns) == (mine_run.device, mine_run.kind, start):
+                    yield _Node("copy", index), "queue"
+            return
         links = (self._runs.messages[node.at].pipe,) if node.kind != "collective" else self._links(node.at)
         mine = _Node("collective" if node.kind == "collective" else "held", node.at)
         held = [other for link in links for other in self._freed.get((link, start), ()) if other != mine]
@@ -203,6 +223,12 @@ class _Walk:
             yield Segment(
                 kind="compute", follows=why, start_ns=unit.start, end_ns=unit.end, label=label, device=unit.device
             )
+        elif node.kind == "copy":
+            copy = runs.copies[node.at]
+            label = f"{copy.kind} of stage {copy.stage} microbatch {copy.microbatch}"
+            yield Segment(
+                kind="copy", follows=why, start_ns=copy.start_ns, end_ns=copy.end_ns, label=label, device=copy.device
+            )
         elif node.kind == "collective":
             run = runs.collectives[node.at]
             label = f"{run.kind} of stage {run.stage}"
@@ -234,6 +260,7 @@ def levels_before(runs: Runs, steps: Sequence[MemoryStep]) -> list[int]:
     for units in runs.of_device:
         level = 0
         for unit in units:
+            level += runs.moved.get(unit, 0)
             levels.append(level)
             for op, stage in zip(runs.units[unit].ops, runs.stages(unit), strict=True):
                 level += steps[stage * KINDS + op % KINDS].after

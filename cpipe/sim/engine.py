@@ -4,7 +4,8 @@ The model: ``start(op) = max(end of the previous op on its device, arrival of it
 two inputs and two outputs. A message is ready when
 its producer ends; it holds its pipe for ``occupancy_ns`` and arrives ``latency_ns`` after that; messages of one
 sender on one pipe leave in its op order; a pipe with several senders serves the one that is ready first (ties:
-lower device, then its own order). Once the last device has finished, collectives included, all of them spend
+lower device, then its own order). Copies to host memory and back delay the ops that wait for them, see
+`cpipe.sim.copies`. Once the last device has finished, collectives included, all of them spend
 ``step_ns`` together, which counts in the makespan. Times follow from orders alone, so no clock drives the engine:
 devices run ahead until they wait, and only a contended pipe has to see who is ready first.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpipe.ir import CollectiveRun, MessageRun, Objective, OpKind, Problem, Schedule, Timeline, decode_op
+from cpipe.ir import CollectiveRun, CopyRun, MessageRun, Objective, OpKind, Problem, Schedule, Timeline, decode_op
 from cpipe.ir.ops import KINDS
 from cpipe.sim.queues import QueuedRun, pair_lengths
 from cpipe.sim.tables import NO_SLOT, Tables, slot_of
@@ -115,14 +116,16 @@ class Simulator:
     def run(self, schedule: Schedule, gates: Mapping[int, int | tuple[int, ...]] | None = None) -> Timeline:
         """Return the timeline of `schedule`; see `simulate`."""
         orders, pairs = schedule.orders, schedule.pairs
-        if self.is_direct and not gates and not pairs:
+        copies: list[CopyRun] = []
+        if self.is_direct and not gates and not pairs and not schedule.offloads:
             makespan, ends, arrivals = self._run_direct(orders)
             left = None
             collectives: tuple[CollectiveRun, ...] = ()
         else:
-            queued = QueuedRun(self.tables, orders, gates, pairs)
+            queued = QueuedRun(self.tables, orders, gates, pairs, schedule.offloads)
             makespan, ends, arrivals, left = queued.run(), queued.end, queued.arrival, queued.left
             collectives = queued.collective_runs()
+            copies = [run for own in queued.copies for run in own.runs]
         if makespan is None:
             raise DeadlockError(self._blocked(schedule, ends, arrivals))
         duration = self.tables.duration
@@ -135,6 +138,7 @@ class Simulator:
             ends=tuple(tuple(ends[op] for op in order) for order in orders),
             messages=self._messages(orders, ends, arrivals, left),
             collectives=collectives,
+            copies=tuple(sorted(copies, key=_copy_place)),
             makespan_ns=makespan + self.problem.step_ns,
             step_ns=self.problem.step_ns,
         )
@@ -244,6 +248,10 @@ class Simulator:
         if after is None:
             return f"{stage}F{microbatch} on its own device"
         return f"{after}D{microbatch} or {after}B{microbatch} on device {placement[after]}"
+
+
+def _copy_place(run: CopyRun) -> tuple[int, str, int, int, int, int]:
+    return run.device, run.kind, run.start_ns, run.end_ns, run.stage, run.microbatch
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""Idle time of each device by cause: warm-up, links, work upstream, memory, collectives, tail, step.
+"""Idle time of each device by cause: warm-up, links, work upstream, memory, collectives, copies, tail, step.
 
 A device is idle before its first op, behind its last, and between two ops while the second waits for a message. While
 that message is not made yet the work *upstream* is the cause; afterwards the link is. If meanwhile a forward whose
@@ -69,6 +69,22 @@ class _Idle:
         yield from self._split(0, start, "warm-up", binding)
 
     def _between(self, unit: int, clock: int, start: int) -> Iterator[IdlePart]:
+        copied = max((self._runs.copies[index].end_ns for index in self._runs.copies_of(unit)), default=0)
+        there = self._there(unit, clock)
+        if copied == start and there < start:  # it waits for a copy once all else is there
+            if clock < there:
+                yield from self._between_messages(unit, clock, there)
+            yield self._part("copy", there, start)
+            return
+        yield from self._between_messages(unit, clock, start)
+
+    def _there(self, unit: int, clock: int) -> int:
+        """Return when a unit could start but for copies [ns]."""
+        runs = self._runs
+        arrivals = [runs.messages[index].arrival_ns for _, index in runs.inputs(unit) if index >= 0]
+        return max([clock, *arrivals, *(runs.collectives[index].end_ns for index in runs.gathers(unit))])
+
+    def _between_messages(self, unit: int, clock: int, start: int) -> Iterator[IdlePart]:
         held = self._held_back_from(unit, clock, start)
         yield from self._waiting(unit, clock, held)
         if held < start:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cpipe.ir import OpKind, Problem
+from cpipe.ir import Offload, OpKind, Problem
 from cpipe.ir.ops import KINDS
 
 __all__ = ["MemoryStep", "fits", "memory_peaks", "memory_rooms", "memory_steps", "receive_reserve"]
@@ -75,7 +75,10 @@ def memory_rooms(problem: Problem) -> tuple[int | None, ...]:
 
 
 def memory_peaks(
-    problem: Problem, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()
+    problem: Problem,
+    orders: Sequence[Sequence[int]],
+    pairs: Sequence[tuple[int, int]] = (),
+    offloads: Sequence[Offload] = (),
 ) -> tuple[int, ...]:
     """Return each device's peak [bytes]: static bytes plus activations and transients, without receive buffers.
 
@@ -87,15 +90,21 @@ def memory_peaks(
         Length P: op ids of each device, in order (possibly incomplete).
     pairs
         Fused pairs (`Schedule.pairs`): what both ops hold counts together, until the pair ends.
+    offloads
+        What is in host memory meanwhile (`Schedule.offloads`).
     """
     steps = memory_steps(problem)
+    moves = _moves(problem, offloads)
     partner = dict(pairs)
     per_stage = problem.microbatches * KINDS
     peaks = []
     for device, order in enumerate(orders):
         level: int = sum(problem.stages[stage].static_bytes for stage in problem.stages_of(device))
         peak = level
-        for op in order:
+        for place, op in enumerate(order):
+            if moves:
+                level += moves.get((device, place), 0)
+                peak = max(peak, level)
             during, after = steps[op // per_stage * KINDS + op % KINDS]
             if op in partner:  # its backward comes next, and adds its `after`
                 other = partner[op]
@@ -107,12 +116,30 @@ def memory_peaks(
     return tuple(peaks)
 
 
-def fits(problem: Problem, orders: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]] = ()) -> bool:
+def _moves(problem: Problem, offloads: Sequence[Offload]) -> dict[tuple[int, int], int]:
+    """Return what is taken [bytes] right before the op at a device's position; negative where more is freed."""
+    moves: dict[tuple[int, int], int] = {}
+    for entry in offloads:
+        stage = problem.stages[entry.stage]
+        for place, change in ((entry.freed_before, -1), (entry.reloaded_before, 1)):
+            key = stage.device, place
+            moves[key] = moves.get(key, 0) + change * stage.offload_bytes
+    return moves
+
+
+def fits(
+    problem: Problem,
+    orders: Sequence[Sequence[int]],
+    pairs: Sequence[tuple[int, int]] = (),
+    offloads: Sequence[Offload] = (),
+) -> bool:
     """Return whether every device's peak, receive buffers of `receive_window` included, is within its capacity."""
     reserve = receive_reserve(problem)
     return all(
         device.capacity_bytes is None or peak + extra <= device.capacity_bytes
-        for device, peak, extra in zip(problem.devices, memory_peaks(problem, orders, pairs), reserve, strict=True)
+        for device, peak, extra in zip(
+            problem.devices, memory_peaks(problem, orders, pairs, offloads), reserve, strict=True
+        )
     )
 
 

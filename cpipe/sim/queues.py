@@ -7,6 +7,7 @@ time it comes last, since that may post it later than its gradients are complete
 sender serves its queue at once. A contended pipe is decided only when no device can go on: the head that is ready
 first leaves, and nothing that is still to come can have been ready before it, since it depends on a message that
 waits.
+Copies to and from host memory concern one device alone: in each direction they run one after the other, as posted.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpipe.ir import CollectiveRun, Hop, OpKind
+from cpipe.ir import CollectiveRun, Hop, Offload, OpKind
 from cpipe.ir.ops import KINDS
+from cpipe.sim.copies import Copies
 from cpipe.sim.tables import NO_SLOT, Lane, Tables
 from cpipe.sim.window import window_gates
 
@@ -43,6 +45,8 @@ class QueuedRun:
     ----------
     end, arrival, left
         By op id and by slot: end of the op, arrival of the input, start of the message's window [ns]; -1 if never.
+    copies
+        To and from host memory, by device; empty where nothing is offloaded.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class QueuedRun:
         orders: Sequence[Sequence[int]],
         gates: Mapping[int, int | tuple[int, ...]] | None,
         pairs: Sequence[tuple[int, int]] = (),
+        offloads: Sequence[Offload] = (),
     ) -> None:
         problem = tables.problem
         self._partner = dict(pairs)
@@ -82,6 +87,10 @@ class QueuedRun:
         self._runnable = list(range(num_devices - 1, -1, -1))
         self._runs: list[CollectiveRun] = []
         self._opens: dict[int, set[int]] = {}
+        self._copying = bool(offloads)
+        self.copies: list[Copies] = []
+        if offloads:
+            self.copies = [Copies(tables, order, device, offloads) for device, order in enumerate(orders)]
         self._todo = self._prepare_stages()
 
     def run(self) -> int | None:
@@ -131,6 +140,8 @@ class QueuedRun:
         order, now = self._orders[device], clock[device]
         for index in range(position[device], len(order)):
             op = order[index]
+            if self._copying:
+                now = self.copies[device].reach(index, now)
             slot = tables.slot[op]
             arrived = self.arrival[slot]
             stage = op // KINDS // tables.microbatches
@@ -142,6 +153,8 @@ class QueuedRun:
                 continue
             partner = self._partner.get(op)
             if partner is None:
+                if self._copying:
+                    now = max(now, self.copies[device].needed(op))
                 now = max(now, arrived, self._gathered[stage]) + tables.duration[op]
                 self._finish(device, index, op, stage, now)
                 continue
@@ -150,6 +163,8 @@ class QueuedRun:
                 self._awaited[device] = other
                 position[device] = index
                 break
+            if self._copying:
+                now = max(now, self.copies[device].needed(partner))
             now = max(now, arrived, self._gathered[stage], self.arrival[other]) + self.pair_lengths[op]
             self._finish(device, index, op, stage, now)
             self._finish(device, index + 1, partner, partner // KINDS // tables.microbatches, now)
@@ -160,6 +175,8 @@ class QueuedRun:
     def _finish(self, device: int, index: int, op: int, stage: int, now: int) -> None:
         tables = self._tables
         self.end[op] = now
+        if self._copying:
+            self.copies[device].ended(op, now)
         kind = op % KINDS
         if kind == OpKind.D:
             self.arrival[op + 1] = now

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cpipe.ir import CollectiveRun, MessageRun, OpKind, Problem, Schedule, Timeline, decode_op, encode_op
+from cpipe.ir import CollectiveRun, CopyRun, MessageRun, OpKind, Problem, Schedule, Timeline, decode_op, encode_op
 from cpipe.ir.ops import KINDS
 from cpipe.sim.tables import Tables
 from cpipe.sim.window import window_gates
@@ -49,8 +49,10 @@ class Runs:
         By device, in order.
     of_device
         Indices of each device's units.
-    messages, collectives
+    messages, collectives, copies
         Of the timeline.
+    moved
+        By unit: what is taken right before it [bytes], less what is freed there because it is in host memory.
     gates
         By slot that a message feeds: the units that had to end first.
     makespan, work_ends
@@ -81,6 +83,11 @@ class Runs:
         if gates is None:
             gates = window_gates(self._tables, schedule.orders) if problem.receive_window else {}
         self.gates = {slot: _units_of(gate, self.unit_of) for slot, gate in gates.items()}
+        self.copies: tuple[CopyRun, ...] = timeline.copies
+        self.moved: dict[int, int] = {}
+        self._copies_of: dict[int, list[int]] = {}
+        self._posted_by: list[int] = [-1] * len(self.copies)
+        self._collect_copies(schedule)
         self.gather_of = {run.stage: index for index, run in enumerate(self.collectives) if run.kind == "ALL_GATHER"}
 
     def _collect_units(self, schedule: Schedule, timeline: Timeline) -> None:
@@ -92,6 +99,30 @@ class Runs:
                 self.unit_of.update(dict.fromkeys(ops, len(self.units)))
                 self.units.append(Unit(device, place, ops, start, end))
             self.of_device.append(range(first, len(self.units)))
+
+    def _collect_copies(self, schedule: Schedule) -> None:
+        """Note which units wait for which copies, and behind which unit each copy is posted."""
+        index_of = {(run.kind, run.stage, run.microbatch): index for index, run in enumerate(self.copies)}
+        for entry in schedule.offloads:
+            stage = self.problem.stages[entry.stage]
+            order = schedule.orders[stage.device]
+            out, back = (index_of[kind, entry.stage, entry.microbatch] for kind in ("OFFLOAD", "RELOAD"))
+            forward, split, _, full = (encode_op(k, entry.stage, entry.microbatch, self.microbatches) for k in OpKind)
+            gone, returns = (self.unit_of[order[place]] for place in (entry.freed_before, entry.reloaded_before))
+            reader = self.unit_of[full if full in self.unit_of else split]
+            self._copies_of.setdefault(gone, []).append(out)
+            self._copies_of.setdefault(reader, []).append(back)
+            self._posted_by[out], self._posted_by[back] = self.unit_of[forward], returns - 1
+            for unit, size in ((gone, -stage.offload_bytes), (returns, stage.offload_bytes)):
+                self.moved[unit] = self.moved.get(unit, 0) + size
+
+    def copies_of(self, unit: int) -> list[int]:
+        """Return the copies to and from host memory that a unit waits for."""
+        return self._copies_of.get(unit, [])
+
+    def poster(self, copy: int) -> int:
+        """Return the unit behind which a copy is posted."""
+        return self._posted_by[copy]
 
     def _fed_by(self, run: MessageRun) -> int:
         """Return the slot that a message feeds."""

@@ -20,6 +20,7 @@ from cpipe.ir import Plan, Problem
 from cpipe.ir.comparison import Comparison, Reached, Row, Shortfall, on_front
 from cpipe.plan import lower
 from cpipe.profile import Profile, normalize
+from cpipe.profile.offload import bounded
 from cpipe.report.figures import plan_figures
 from cpipe.schedules import SCHEDULES, static_schedule
 from cpipe.sim import memory_peaks
@@ -193,13 +194,14 @@ class _Study:
             for device, cap in zip(compiled.problem.devices, full, strict=True)
         )
         problem, result = replace(compiled.problem, devices=devices), compiled.result
+        schedule = result.schedule
         made_by = compiled.plan.made_by
         plan = lower(
             problem,
-            result.schedule,
+            schedule,
             result.timeline,
-            bound=lower_bound(replace(problem, receive_window=None)),
-            resident_peaks=memory_peaks(problem, result.schedule.orders, result.schedule.pairs),
+            bound=lower_bound(bounded(replace(problem, receive_window=None), bool(schedule.offloads))),
+            resident_peaks=memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads),
             made_by=replace(made_by, limits={**made_by.limits, "memory_share": share}),
         )
         return with_transports(plan)
@@ -267,7 +269,7 @@ class _Study:
         problem = place.problem
         lean = method not in SCHEDULES
         schedule = serial_schedule(problem) if lean else static_schedule(method, problem)
-        peaks = memory_peaks(problem, schedule.orders, schedule.pairs)
+        peaks = memory_peaks(problem, schedule.orders, schedule.pairs, schedule.offloads)
         needed = [peak + extra for peak, extra in zip(peaks, receive_reserve(problem), strict=True)]
         return tuple(
             Shortfall(device=spec.id, needed_bytes=bytes_, capacity_bytes=spec.memory_bytes)

@@ -45,6 +45,7 @@ OPTIONS = {
         "--receive-window",
         "--group-size",
         "--recompute",
+        "--offload",
         "--json",
         "--quiet/-q",
         "--verbose/-v",

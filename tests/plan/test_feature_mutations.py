@@ -1,4 +1,4 @@
-"""Tests that the validator catches every small change of plans with pairs, two flows, a step and recomputation."""
+"""Tests that the validator catches every small change of plans with pairs, flows, a step, recomputation and copies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from helpers import assert_plan_ok, plan_of, signed
 from msgspec.structs import replace
 from oracle.paired import draw_paired, random_order
 from plan_edits import edit_op, edit_problem, insert_op, remove_op, set_ops
+from random_offloads import draw_offering, draw_offloads
 from random_plans import draw_problem
 
 from cpipe.ir import Group, Instruction, Plan, Problem
@@ -38,8 +39,12 @@ def made(seed: int) -> tuple[Plan, Problem]:
         stage = recomputing(stage, spec) if draw.random() < 0.3 else stage
         stages.append(replace(stage, forward_backward_ns=pair))
     problem = replace(problem, stages=tuple(stages), step_ns=Ns(draw.choice((0, 3))))
+    schedule = draw_paired(draw, problem, random_order(draw, problem))
+    if seed % 2:
+        problem = draw_offering(draw, problem)
+        schedule = draw_offloads(draw, problem, schedule)
     problem.verify()
-    plan = plan_of(problem, draw_paired(draw, problem, random_order(draw, problem)))
+    plan = plan_of(problem, schedule)
     assert_plan_ok(plan, problem)
     assert validate(plan) == ()
     return plan, problem
@@ -81,8 +86,9 @@ def change(draw: Random, plan: Plan) -> Plan:
 def toggle(draw: Random, plan: Plan) -> Plan:
     """Give one instruction a field that it lacks, or take one away."""
     place, index, step = draw.choice([*places(plan)])
-    name = draw.choice(FIELDS)
-    return edit_op(plan, place, index, **{name: draw.randint(0, 2) if getattr(step, name) is None else None})
+    name = draw.choice((*FIELDS, "copy"))
+    added = draw.choice(("OFFLOAD", "RELOAD")) if name == "copy" else draw.randint(0, 2)
+    return edit_op(plan, place, index, **{name: added if getattr(step, name) is None else None})
 
 
 def state_step(draw: Random, plan: Plan) -> Plan:
@@ -191,4 +197,4 @@ def test_a_plan_alone_tells_its_structure(seed: int) -> None:
 
 def test_every_field_of_an_instruction_is_changed() -> None:
     """The mutations know all fields: a new one is to be added here."""
-    assert set(Instruction.__struct_fields__) == {"op", *FIELDS}
+    assert set(Instruction.__struct_fields__) == {"op", "copy", *FIELDS}

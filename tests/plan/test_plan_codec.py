@@ -21,7 +21,10 @@ from cpipe.plan import codec, decode_plan, encode_plan, load_plan
 
 PLAN = hand_plan([0, 1], 1, ["F0.0 S0.0@0", "R1.0@0 ?1.0@0 F1.0"], [link(0, 1, "activation")])
 TEXT = encode_plan(PLAN).decode()
-OPS = 'expected one of "ALL_GATHER", "ALL_REDUCE", "B", "D", "F", "FB", "RECV", "REDUCE_SCATTER", "SEND", "STEP", "W", "WAIT"'
+OPS = (
+    'expected one of "ALL_GATHER", "ALL_REDUCE", "B", "D", "F", "FB", "OFFLOAD", "RECV", "REDUCE_SCATTER", "RELOAD", '
+    '"SEND", "STEP", "W", "WAIT"'
+)
 
 
 def edited(old: str, new: str) -> bytes:

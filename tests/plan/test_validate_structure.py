@@ -126,7 +126,7 @@ STEPS = {
         "$.ranks[0].ops[12]: rank 0: STEP has stage, expected no field or start_ns, end_ns [fields]"]),
     "wait for both": (edit_op(PLAN, 0, 5, group=0), [
         "$.ranks[0].ops[5]: rank 0: WAIT has stage, mb, channel, group, "
-        "expected stage, mb, channel or stage, group [fields]"]),
+        "expected stage, mb, channel or stage, group or stage, mb, copy [fields]"]),
     "stage that does not exist": (edit_op(PLAN, 0, 7, stage=-1), [
         "$.ranks[0].ops[7].stage: rank 0: W of stage -1 mb 0: stages are 0..1 [stage-range]"]),
     "stage of another rank": (edit_op(PLAN, 0, 7, stage=1), [

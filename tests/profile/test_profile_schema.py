@@ -87,6 +87,7 @@ def test_required_keys_are_those_of_the_format() -> None:
         "Profile": ["format", "version", "microbatches", "devices", "stages"],
         "DeviceSpec": ["id"],
         "StageSpec": ["id", "device", "forward_ms"],
+        "OffloadSpec": ["bytes"],
         "RecomputeSpec": ["activation_bytes", "extra_ms"],
         "LinkSpec": [],
         "DataParallelSpec": ["mode", "replicas"],

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from cpipe.errors import Diagnostic
 from cpipe.ir import Instruction, Plan
-from cpipe.plan.exchange.refusal import Place, compute_places, first_place, invalid, refused
+from cpipe.plan.exchange.refusal import Place, compute_places, first_place, invalid, offload_faults, refused
 
 __all__ = ["deepspeed_faults"]
 
 
 def deepspeed_faults(plan: Plan, *, file: str | None = None) -> tuple[Diagnostic, ...]:
     """Return why DeepSpeed cannot run `plan`, with the first op that it cannot run; empty if it can."""
-    if found := invalid(plan, file):
+    if found := invalid(plan, file) or offload_faults(plan, "DeepSpeed", file):
         return found
     summary = plan.problem
     broken = [

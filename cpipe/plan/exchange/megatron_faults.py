@@ -8,14 +8,14 @@ from itertools import zip_longest
 from cpipe.errors import Diagnostic
 from cpipe.ir import Instruction, Plan
 from cpipe.plan.exchange.megatron_order import MegatronShape, Unit, index_of, megatron_order, shape_of
-from cpipe.plan.exchange.refusal import Place, compute_places, first_place, invalid, refused
+from cpipe.plan.exchange.refusal import Place, compute_places, first_place, invalid, offload_faults, refused
 
 __all__ = ["megatron_faults"]
 
 
 def megatron_faults(plan: Plan, *, file: str | None = None) -> tuple[Diagnostic, ...]:
     """Return why Megatron cannot run `plan`, with the first op that it would not run; empty if it can."""
-    if found := invalid(plan, file):
+    if found := invalid(plan, file) or offload_faults(plan, "Megatron", file):
         return found
     if found := tuple(_placement_faults(plan, file)):
         return found

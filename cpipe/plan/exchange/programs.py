@@ -101,6 +101,7 @@ def _buffers(channels: Iterable[Channel], problem: Problem) -> tuple[int, ...]:
 def with_times(plan: Plan, timeline: Timeline) -> Plan:
     """Return the plan with the times of its replay, signed: `timeline` has its ops in its order."""
     runs = {(run.stage, run.kind): run for run in timeline.collectives}
+    copies = {(run.kind, run.stage, run.microbatch): run for run in timeline.copies}
     ranks = []
     for device, program in enumerate(plan.ranks):
         times = zip(timeline.starts[device], timeline.ends[device], strict=True)
@@ -111,6 +112,9 @@ def with_times(plan: Plan, timeline: Timeline) -> Plan:
                 if step.op == "FB":  # both of its ops have its times
                     next(times)
                 step = replace(step, start_ns=start, end_ns=end)
+            elif step.op in ("OFFLOAD", "RELOAD"):
+                copy = copies[step.op, step.stage, step.mb]  # type: ignore[index]
+                step = replace(step, start_ns=copy.start_ns, end_ns=copy.end_ns)
             elif step.stage is not None and step.start_ns is not None:
                 run = runs[step.stage, step.op]  # type: ignore[index]
                 step = replace(step, start_ns=run.start_ns, end_ns=run.end_ns)

@@ -9,7 +9,7 @@ from cpipe.errors import Diagnostic
 from cpipe.ir import Instruction, Plan
 from cpipe.plan.validate import validate
 
-__all__ = ["COMPUTE_OPS", "Place", "compute_places", "first_place", "invalid", "op_text", "refused"]
+__all__ = ["COMPUTE_OPS", "Place", "compute_places", "first_place", "invalid", "offload_faults", "op_text", "refused"]
 
 COMPUTE_OPS = ("F", "D", "W", "B", "FB")
 
@@ -26,6 +26,23 @@ class Place(NamedTuple):
 def invalid(plan: Plan, file: str | None) -> tuple[Diagnostic, ...]:
     """Return what makes the plan wrong whatever runs it."""
     return tuple(fault for fault in validate(plan, file=file) if fault.severity == "error")
+
+
+def offload_faults(plan: Plan, system: str, file: str | None) -> tuple[Diagnostic, ...]:
+    """Return why `system` cannot run a plan that moves activations to host memory: the first of its OFFLOADs."""
+    found = [
+        (at, program.rank, place, step)
+        for place, program in enumerate(plan.ranks)
+        for at, step in enumerate(program.ops)
+        if step.op == "OFFLOAD"
+    ]
+    if not found:
+        return ()
+    at, rank, place, step = min(found, key=lambda entry: entry[:2])
+    message = f"rank {rank}: {op_text(step)}: {system} keeps every activation on its device"
+    hint = "solve with --offload none"
+    path = f"$.ranks[{place}].ops[{at}]"
+    return (Diagnostic(code="export-offload", message=message, file=file, path=path, hint=hint),)
 
 
 def compute_places(plan: Plan, rank: int) -> Iterator[Place]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from cpipe.errors import Diagnostic
 from cpipe.ir import Instruction, Plan, RankProgram
 from cpipe.plan.exchange.cells import Cell, units_of
+from cpipe.plan.exchange.refusal import offload_faults
 from cpipe.plan.validate import validate
 
 __all__ = ["LAYOUTS", "torch_csv", "torch_faults"]
@@ -40,6 +41,7 @@ def torch_faults(
             hint = "torch puts all messages on one group; with --format compute_only it places them itself"
             faults[-1] = replace(faults[-1], hint=hint)
         return tuple(faults)
+    faults += offload_faults(plan, "torch", file)
     if plan.problem.flows > 1:
         message = f"the plan has {plan.problem.flows} flows over copies of the weights, torch's table has one"
         faults.append(Diagnostic(code="torch-flows", message=message, file=file, path="$.problem.flows"))

@@ -2,7 +2,7 @@
 
 It reads the plan's own words and executes them on its own machine, so a mistake in the simulator, in a search or in
 the lowering cannot hide itself. Checks, in the order of what they build on: header, instructions one by one, compute
-ops, messages, their order at both ends, deadlock, collectives, windows, memory, times, claimed transports.
+ops, messages, their order at both ends, deadlock, collectives, copies, windows, memory, times, claimed transports.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from cpipe.errors import Diagnostic, UsageError
 from cpipe.ir import Plan, Problem
 from cpipe.plan.validate.collectives import check_collectives
 from cpipe.plan.validate.compute import check_compute
+from cpipe.plan.validate.copies import check_copies
 from cpipe.plan.validate.deadlock import check_deadlock
 from cpipe.plan.validate.identity import check_bound, check_identity, same_shape
 from cpipe.plan.validate.layout import check_layout
@@ -78,6 +79,7 @@ def validate(
     check_streams(ends, transport, report)
     finishes = check_deadlock(layout, programs, ends, transport, report)
     check_collectives(layout, programs, problem, report)
+    check_copies(layout, programs, problem, report)
     sane = finishes and len(report) == before
     windows = check_windows(layout, programs, problem, report)
     if problem is not None and sane_header and sane_ops:

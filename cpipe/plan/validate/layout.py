@@ -28,13 +28,15 @@ class Step(NamedTuple):
     start_ns: int
     end_ns: int
     fused: bool = False
+    copy: str = ""
 
     def __str__(self) -> str:
         """Return the op for messages: ``F of stage 2 mb 0``."""
         if self.op == "STEP":
             return self.op
         microbatch = f" mb {self.mb}" if self.mb >= 0 else ""
-        return f"{self.op} of stage {self.stage}{microbatch}" + (" in its FB" if self.fused else "")
+        what = f"{self.op} for the {self.copy}" if self.copy else self.op
+        return f"{what} of stage {self.stage}{microbatch}" + (" in its FB" if self.fused else "")
 
 
 class Layout:

@@ -14,6 +14,7 @@ def check_memory(
 ) -> None:
     """Check each rank's memory against its capacity, and its peak against the claim.
 
+    What is copied to the host is free from the WAIT for that copy up to the copy back.
     The buffers of a channel are set up once, for its whole window; everything else comes and goes with the ops.
     """
     for rank, steps in programs.items():
@@ -32,7 +33,9 @@ def check_memory(
             message = f"rank {rank}: {static} bytes static and {buffers} of receive buffers, capacity {capacity}"
             report.rank("memory", place, message)
         for position, step in enumerate(steps):
-            if step.op not in ("F", "D", "W", "B"):
+            if step.copy == "OFFLOAD":  # the host copy is made: the device's is given up
+                resident -= problem.stages[step.stage].offload_bytes
+            if step.op not in ("F", "D", "W", "B", "RELOAD"):
                 continue
             during, after = _change(problem.stages[step.stage], step.op)
             if step.fused and step.op == "F":  # both run from now on; what the B frees it frees behind the F
@@ -57,6 +60,8 @@ def _change(stage: Stage, op: str) -> tuple[int, int]:
     activation, held = stage.activation_bytes, stage.held_bytes
     input_grad, weight_grad = stage.input_grad_transient_bytes, stage.weight_grad_transient_bytes
     match op:
+        case "RELOAD":
+            return stage.offload_bytes, stage.offload_bytes
         case "F":
             return activation + stage.forward_transient_bytes, activation
         case "D":

@@ -8,6 +8,7 @@ that carry collectives. Events come off one heap in order of time. What is equal
   it waits its turn; of several senders the one that is ready first is served (ties: lower rank, earlier op);
 * a fused pair is one op;
 * when all ranks have done everything else, and their collectives have ended, they make the step together;
+* copies to host memory, and those back, run in the order in which their rank posts them, one at a time each way;
 * a collective is ready when it is posted, and holds its rank's data-parallel link and every contended pipe; that over
   the copies of a stage is ready when all of their ranks have posted it, and holds the links of all of them (ties: as if
   its lowest rank had posted it behind all of its messages).
@@ -74,6 +75,7 @@ class _Machine:
         self._collectives: dict[tuple[int, int], deque[_Transfer]] = defaultdict(deque)  # rank, stage: not waited for
         self._steps: dict[_Transfer, list[tuple[int, Step]]] = {}  # of a collective: who posted it, and where
         self._copies: dict[int, _Transfer] = {}  # by group of copies
+        self._moves: dict[tuple[str, int, int], _Transfer] = {}  # OFFLOAD or RELOAD, stage, mb
         self._posts: dict[int, list[tuple[int, Step, int]]] = defaultdict(list)  # by group of copies: rank, post, when
         self._lanes: dict[Hashable, deque[_Transfer]] = defaultdict(deque)
         self._free: dict[Hashable, int] = defaultdict(int)
@@ -136,6 +138,8 @@ class _Machine:
                 self._offer(transfer)
             elif step.op == "SEND":
                 self._send(rank, step, now)
+            elif step.op in ("OFFLOAD", "RELOAD"):
+                self._start_move(rank, step, now)
             elif step.op != "STEP" and self._layout.groups[step.group].kind == "weight_copies":
                 self._post_copy(rank, step, now)
             elif step.op != "STEP":
@@ -143,6 +147,8 @@ class _Machine:
         self._position[rank], self._clock[rank] = len(steps), now
 
     def _awaited(self, rank: int, wait: Step) -> _Transfer:
+        if wait.copy:
+            return self._moves[wait.copy, wait.stage, wait.mb]
         if wait.group >= 0:
             return self._collectives[rank, wait.stage][0]
         return self._message(wait.channel, wait.stage, wait.mb)
@@ -170,6 +176,17 @@ class _Machine:
         transfer.sent = now
         transfer.order = (transfer.pipes[0] in self._shared, rank, step.at)
         self._lanes[transfer.lane].append(transfer)
+        self._offer(transfer)
+
+    def _start_move(self, rank: int, step: Step, now: int) -> None:
+        """Start a copy to or from host memory, behind those that the rank has posted in that direction."""
+        way = (step.op, rank)
+        transfer = _Transfer(way, (way,), self._problem.stages[step.stage].offload_ns, 0)
+        transfer.sent = transfer.posted = now
+        transfer.order = (False, rank, step.at)
+        self._steps[transfer] = [(rank, step)]
+        self._moves[step.op, step.stage, step.mb] = transfer
+        self._lanes[way].append(transfer)
         self._offer(transfer)
 
     def _start_collective(self, rank: int, step: Step, now: int) -> None:

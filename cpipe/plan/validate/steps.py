@@ -8,17 +8,17 @@ from cpipe.plan.validate.report import Report
 
 __all__ = ["check_steps"]
 
-_FIELDS = ("stage", "mb", "backward_stage", "backward_mb", "channel", "group", "start_ns", "end_ns")
+_FIELDS = ("stage", "mb", "backward_stage", "backward_mb", "channel", "group", "copy", "start_ns", "end_ns")
 _COMPUTE = (("stage", "mb", "start_ns", "end_ns"),)
 _PAIR = (("stage", "mb", "backward_stage", "backward_mb", "start_ns", "end_ns"),)
 _MESSAGE = (("stage", "mb", "channel"),)
 _COLLECTIVE = (("stage", "group", "start_ns", "end_ns"),)
 _EXPECTED: dict[str, tuple[tuple[str, ...], ...]] = {
-    **dict.fromkeys(("F", "D", "W", "B"), _COMPUTE),
+    **dict.fromkeys(("F", "D", "W", "B", "OFFLOAD", "RELOAD"), _COMPUTE),
     "FB": _PAIR,
     **dict.fromkeys(("SEND", "RECV"), _MESSAGE),
     **dict.fromkeys(("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"), _COLLECTIVE),
-    "WAIT": (*_MESSAGE, ("stage", "group")),
+    "WAIT": (*_MESSAGE, ("stage", "group"), ("stage", "mb", "copy")),
     "STEP": ((), ("start_ns", "end_ns")),
 }
 
@@ -58,6 +58,7 @@ def _read(index: int, instruction: Instruction) -> tuple[Step, ...]:
         -1 if group is None else group,
         -1 if start is None else start,
         -1 if end is None else end,
+        copy=instruction.copy or "",
     )
     if instruction.op != "FB":
         return (step,)

@@ -69,7 +69,11 @@ def check_stated_times(
 
 
 def _check_rank_times(rank: int, place: int, steps: list[Step], report: Report) -> None:
-    """Ops do not overlap; gathers end before the first F of their stage, reductions start after its last W or B."""
+    """Ops do not overlap; gathers end before the first F of their stage, reductions start after its last W or B.
+
+    Copies of one direction do not overlap either; they start after what is before them, and who waits waits.
+    """
+    _check_move_times(rank, place, steps, report)
     before: Step | None = None
     gathered: dict[int, Step] = {}
     reducible: dict[int, Step] = {}
@@ -87,6 +91,30 @@ def _check_rank_times(rank: int, place: int, steps: list[Step], report: Report) 
             need = gathered.pop(step.stage, None) if step.op == "F" else None
             if step.op in ("W", "B"):
                 reducible[step.stage] = step
+        if need is not None and step.start_ns < need.end_ns:
+            message = f"rank {rank}: {step} starts at {step.start_ns} ns, {need} ends at {need.end_ns} ns"
+            report.step("before-input", place, step.at, message)
+
+
+def _check_move_times(rank: int, place: int, steps: list[Step], report: Report) -> None:
+    """Copies take turns each way; what is behind a WAIT for one starts after it, a copy after what it needs."""
+    last: dict[str, Step] = {}
+    copies: dict[tuple[str, int, int], Step] = {}
+    awaited: Step | None = None  # of the copies waited for, the one that ends last
+    computed: Step | None = None
+    for step in steps:
+        need: Step | None = None
+        if step.copy:
+            copy = copies.get((step.copy, step.stage, step.mb))
+            if copy is not None and (awaited is None or copy.end_ns > awaited.end_ns):
+                awaited = copy
+        elif step.op in ("OFFLOAD", "RELOAD"):
+            copies.setdefault((step.op, step.stage, step.mb), step)
+            needs = [entry for entry in (last.get(step.op), computed, awaited) if entry is not None]
+            need = max(needs, key=lambda entry: entry.end_ns, default=None)
+            last[step.op] = step
+        elif step.op in ("F", "D", "W", "B"):
+            computed, need = step, awaited
         if need is not None and step.start_ns < need.end_ns:
             message = f"rank {rank}: {step} starts at {step.start_ns} ns, {need} ends at {need.end_ns} ns"
             report.step("before-input", place, step.at, message)
