@@ -16,7 +16,15 @@ from cpipe.solve.chains import Chains
 from cpipe.solve.jackson import one_machine_bounds
 from cpipe.solve.refute import raised_bound
 
-__all__ = ["chain_bounds", "link_bounds", "load_bounds", "lower_bound", "memory_bounds", "span_bound"]
+__all__ = [
+    "chain_bounds",
+    "collective_bounds",
+    "link_bounds",
+    "load_bounds",
+    "lower_bound",
+    "memory_bounds",
+    "span_bound",
+]
 
 
 def lower_bound(problem: Problem) -> Bound:
@@ -102,8 +110,10 @@ def link_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
     """Yield the occupancy of each pipe, and of each hop on it, between its earliest use and what must follow.
 
     A pipe serves one message at a time: from the first that can be ready, all occupancies follow one another, and
-    after the last of them its latency and the rest of its microbatch's way remain.
+    after the last of them its latency and the rest of its microbatch's way remain. Collectives that contend for the
+    pipe are served one at a time with them; see `collective_bounds`.
     """
+    yield from collective_bounds(problem, chains)
     n = problem.microbatches
     uses: dict[int, list[tuple[int, int, int]]] = {}
     for boundary, hop in enumerate(problem.forward_hops):
@@ -121,6 +131,31 @@ def link_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
         for group in [*([job] for job in jobs), jobs]:
             heads, loads, tails = zip(*group, strict=True)
             yield min(heads) + sum(loads) + min(tails), f"occupancy of link {problem.pipes[pipe]}"
+
+
+def collective_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:
+    """Yield what the collectives of all devices take on a pipe that they contend for, where they do.
+
+    The pipe serves them, and the messages, one after the other. All of that is one bound. The last of the all-gathers
+    ends after all of them, and behind it a stage has its whole work and its reduction; the first of the reductions
+    begins after the whole work of its stage, and all of them follow it.
+    """
+    if problem.collectives is None or not problem.collectives.pipes:
+        return
+    stages = range(problem.flow_length)  # copies are reduced together
+    gather, reduce = sum(chains.gather), sum(chains.reduce[stage] for stage in stages)
+    work = [0] * len(problem.stages)
+    if problem.is_plain:
+        work = [problem.microbatches * (chains.forward[stage] + chains.backward[stage]) for stage in stages]
+    last = min(work[stage] + chains.reduce[stage] for stage in stages)
+    first = min(chains.head[stage] + work[stage] for stage in stages)
+    hops = [hop for hop in (*problem.forward_hops, *problem.backward_hops) if hop is not None]
+    for pipe in problem.collectives.pipes:
+        reason = f"collectives on link {problem.pipes[pipe]}"
+        messages = problem.microbatches * sum(hop.occupancy_ns for hop in hops if hop.pipe == pipe)
+        yield gather + reduce + messages, reason
+        yield gather + last, reason
+        yield first + reduce, reason
 
 
 def memory_bounds(problem: Problem, chains: Chains) -> Iterator[tuple[int, str]]:

@@ -110,7 +110,8 @@ class Moves:
     def exchanged(self, order: Sequence[int], index: int) -> list[int] | None:
         """Return `order` with the D of the op at `index` and its W replaced by B, or its B by D and W; None for F.
 
-        Apart, W stands right after D, unless a W of an earlier microbatch is still to come.
+        Apart, W stands right after D, unless a W of an earlier microbatch is still to come, be it behind the end of an
+        order that is only the first part of one.
         """
         slot, kind = divmod(order[index], KINDS)
         base = slot * KINDS
@@ -118,7 +119,9 @@ class Moves:
             return None
         if kind == OpKind.B:
             first = slot // self._n * self._n * KINDS
-            if any(first <= later < base and later % KINDS == OpKind.W for later in order[index:]):
+            before = set(order[:index])
+            gradients = (op for op in before if first <= op < base and op % KINDS == OpKind.D)
+            if any(op - OpKind.D + OpKind.W not in before for op in gradients):
                 return None
             return [*order[:index], base + OpKind.D, base + OpKind.W, *order[index + 1 :]]
         changed = [op for op in order if op != base + OpKind.W]

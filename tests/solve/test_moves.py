@@ -104,6 +104,7 @@ def test_d_and_w_trade_for_b_and_back() -> None:
     assert text(moves.exchanged(merged, 2)) == "0F0 0F1 0D0 0W0 0D1 0W1"
     assert moves.exchanged(order, 0) is None
     assert moves.exchanged(ops("0F0 0F1 0D0 0B1 0W0"), 3) is None
+    assert moves.exchanged(ops("0F0 0F1 0D0 0B1"), 3) is None  # the W is in the part that is not shown
 
 
 def test_levels_say_where_memory_ends() -> None:
