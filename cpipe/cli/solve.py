@@ -46,8 +46,8 @@ def solve(
         typer.Option(
             metavar="NAME",
             autocompletion=complete.placements,
-            help="profile (as written), ud, loop, wave, auto (the best of them), or bidirectional: two flows in opposite "
-            "directions, with two copies of all weights.",
+            help="profile (as written), ud, loop, wave, auto (the best of them), or bidirectional: two flows in "
+            "opposite directions, with two copies of all weights.",
         ),
     ] = "profile",
     max_gap: Annotated[

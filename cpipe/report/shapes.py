@@ -40,6 +40,8 @@ GAP, RANK_GAP = 2, 8
 FONT, SMALL, TITLE = 12, 9, 16
 _CHARACTER = 0.56
 """Width of a character of the fonts used, as a share of their size; a little too wide, so that texts fit."""
+_WIDE, _WIDER = "WM@%", 0.4
+"""Letters of those fonts that are wider than all others, and by how much."""
 INK, MUTED, GRID, BACK, LANE_BACK, ALARM = "#1a1a1a", "#5a5a5a", "#dddddd", "#ffffff", "#f4f4f4", "#b00020"
 
 
@@ -106,7 +108,7 @@ class Frame(NamedTuple):
 
 def text_width(text: str, size: int) -> float:
     """Return how wide a text of `size` is at most [pixels]."""
-    return display_width(text) * size * _CHARACTER
+    return (display_width(text) * _CHARACTER + sum(text.count(letter) for letter in _WIDE) * _WIDER) * size
 
 
 def fitted(text: str, size: int, room: float) -> str:

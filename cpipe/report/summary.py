@@ -58,7 +58,8 @@ def plan_line(plan: Plan, separator: str = "; ") -> str:
     name = f"{printable(problem.name)}: " if problem.name else ""
     return (
         f"{name}{outline(problem)}{separator}"
-        f"makespan {format_ms(claims.makespan_ns)} ms, {_span(claims.span_ns)}lower bound {format_ms(claims.lower_bound_ns)} ms, "
+        f"makespan {format_ms(claims.makespan_ns)} ms, {_span(claims.span_ns)}"
+        f"lower bound {format_ms(claims.lower_bound_ns)} ms, "
         f"gap {format_percent(gap)}, made by {printable(plan.made_by.method)}, "
         f"bound proved by {_prover(claims.proved_by)}"
     )
