@@ -84,6 +84,9 @@ def show(
         view, found = _view(loaded[number], file, job, part)
         views.append(view)
         warnings += found
+    end = max(view.horizon for view in views) / 1e6
+    if first_ms is not None:
+        check_ranges([("--from", first_ms, first_ms < max(end, 1e-6), f"milliseconds below the makespan, {end:g}")])
     printer.warnings(warnings)
     for option, output in outputs.items():
         data = _picture(option, views, plans, part)

@@ -16,7 +16,7 @@ from helpers import signed
 from sample_plans import make_problem, one_f_one_b, sample_plan
 from view_cases import small_plan
 
-from cpipe.plan import encode_plan
+from cpipe.plan import encode_plan, load_plan
 
 
 @pytest.fixture
@@ -241,6 +241,7 @@ def test_zoom(real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "7"], "--ranks: {plan} has ranks 0 to 1 [no-such-rank]"),
         (["--from", "-1"], "--from: expected milliseconds >= 0, got -1 [value-out-of-range]"),
         (["--from", "nan"], "--from: expected milliseconds >= 0, got nan [value-out-of-range]"),
+        (["--from", "9e9"], "--from: expected milliseconds below the makespan, {end:g}, got 9e+09 [value-out-of-range]"),
         (["--from", "5", "--to", "5"], "--to: expected milliseconds > 5, got 5 [value-out-of-range]"),
         (["--profile", "a", "--profile", "b"], "2 profiles for 1 plans [too-many-profiles]"),
         (["--svg", "{plan}"], "{plan}: --svg is the same file as the input {plan} [output-is-input]"),
@@ -251,10 +252,10 @@ def test_zoom(real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_calls(arguments: list[str], message: str, real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A call that is wrong is refused before anything is written, and says what is wrong with it."""
-    before = real_plan.read_bytes()
+    before, end = real_plan.read_bytes(), load_plan(real_plan).claims.makespan_ns / 1e6
     outcome = call(capsys, "show", real_plan, *(text.format(plan=real_plan) for text in arguments))
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.splitlines()[0] == f"error: {message.format(plan=real_plan)}"
+    assert outcome.err.splitlines()[0] == f"error: {message.format(plan=real_plan, end=end)}"
     assert real_plan.read_bytes() == before
     assert not list(real_plan.parent.glob("*.x"))
 
