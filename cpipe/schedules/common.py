@@ -102,10 +102,10 @@ def wave_chunks(placement: Sequence[int], chunks: int | None = None) -> int:
     if list(placement) != snake or found % 2 or (chunks is not None and found != chunks):
         wanted = "two" if chunks == 2 else "an even number of"
         shape = "a V" if chunks == 2 else "waves"
-        raise ValueError(
-            f"needs {wanted} stages on each device, placed in {shape} (--placement wave), "
-            f"got the placement {list(placement)}"
-        )
+        placed = f"placed in {shape} (--placement wave), got the placement {list(placement)}"
+        if len(placement) % p or found % 2 or (chunks is not None and found != chunks):  # no placement helps
+            placed = f"got {len(placement)} stages on {p} devices: cut the model into more or fewer stages"
+        raise ValueError(f"needs {wanted} stages on each device, {placed}")
     return found
 
 

@@ -241,7 +241,10 @@ def test_zoom(real_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "7"], "--ranks: {plan} has ranks 0 to 1 [no-such-rank]"),
         (["--from", "-1"], "--from: expected milliseconds >= 0, got -1 [value-out-of-range]"),
         (["--from", "nan"], "--from: expected milliseconds >= 0, got nan [value-out-of-range]"),
-        (["--from", "9e9"], "--from: expected milliseconds below the makespan, {end:g}, got 9e+09 [value-out-of-range]"),
+        (
+            ["--from", "9e9"],
+            "--from: expected milliseconds below the makespan, {end:g}, got 9e+09 [value-out-of-range]",
+        ),
         (["--from", "5", "--to", "5"], "--to: expected milliseconds > 5, got 5 [value-out-of-range]"),
         (["--profile", "a", "--profile", "b"], "2 profiles for 1 plans [too-many-profiles]"),
         (["--svg", "{plan}"], "{plan}: --svg is the same file as the input {plan} [output-is-input]"),

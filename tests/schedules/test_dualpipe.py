@@ -146,7 +146,7 @@ def test_split_and_full_backwards_of_a_stage_stand_side_by_side() -> None:
     ("name", "problem", "message"),
     [
         ("dualpipe-v", shape("wave", 4, 7, 2), "needs at least 8 microbatches, got 7"),
-        ("dualpipe-v", shape("line", 2, 8), r"needs two stages on each device, placed in a V \(--placement wave\)"),
+        ("dualpipe-v", shape("line", 2, 8), r"needs two stages on each device, got 2 stages on 2 devices"),
         ("dualpipe-v", case(8, placed("wave", 2, 2), split=False), "needs input_grad_ms and weight_grad_ms"),
         ("dualpipe", two_flows(4, 6), "needs at least 4 microbatches in each flow, got 3"),
         ("dualpipe", shape("line", 2, 8), "needs two flows in opposite directions, got 1"),
