@@ -352,7 +352,7 @@ class _Solve:
         value, schedule, found_by = self.best
         if self._out_of_time and value > self.bound.value_ns:
             assert self.limits.time_limit is not None
-            message = f"the time limit of {self.limits.time_limit.asked:g} s was reached"
+            message = f"the time limit of {self.limits.time_limit.asked:g} s cut the search short"
             self.warnings.append(Diagnostic(code="time-limit", message=message, severity="warning"))
         if self._stopped:
             message = "interrupted: the best order so far is used"
