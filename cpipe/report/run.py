@@ -7,6 +7,9 @@ from cpipe.report.tables import render_table
 
 __all__ = ["run_lines"]
 
+_FAR, _SHORT_MS = 1.5, 1
+"""From which measured / predicted on, and below which mean op [ms], a run says why it is that far off."""
+
 
 def run_lines(report: RunReport) -> str:
     """Return the summary of a run: verdict, ranks, channels.
@@ -28,7 +31,14 @@ def _gradient_line(report: RunReport) -> str:
 def _time_line(report: RunReport) -> str:
     measured, predicted = report.makespan_ms or 0.0, report.predicted_ms or 0.0
     ratio = f", measured / predicted {measured / predicted:.3f}" if predicted else ""
-    return f"fastest step {measured:.3f} ms, the plan predicts {predicted:.3f} ms{ratio}"
+    num_ops = sum(device.num_ops for device in report.devices)
+    mean = sum(device.predicted_busy_ms for device in report.devices) / max(1, num_ops)
+    small = ""
+    if measured > _FAR * predicted and mean < _SHORT_MS:
+        small = (
+            f"\nan op takes {mean:.3f} ms on average: below {_SHORT_MS} ms, the host's work around it counts for more"
+        )
+    return f"fastest step {measured:.3f} ms, the plan predicts {predicted:.3f} ms{ratio}{small}"
 
 
 def _devices(report: RunReport) -> str:
