@@ -35,9 +35,7 @@ def _time_line(report: RunReport) -> str:
     mean = sum(device.predicted_busy_ms for device in report.devices) / max(1, num_ops)
     small = ""
     if measured > _FAR * predicted and mean < _SHORT_MS:
-        small = (
-            f"\nan op takes {mean:.3f} ms on average: below {_SHORT_MS} ms, the host's work around it counts for more"
-        )
+        small = f"\nan op takes {mean:.3f} ms on average; below {_SHORT_MS} ms the host's own work counts for more"
     return f"fastest step {measured:.3f} ms, the plan predicts {predicted:.3f} ms{ratio}{small}"
 
 
