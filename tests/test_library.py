@@ -102,6 +102,7 @@ OPTIONS = {
     "objective": "makespan",
     "group_size": None,
     "recompute": "auto",
+    "offload": "auto",
 }
 EXCEPTIONS = [
     "CpipeError",

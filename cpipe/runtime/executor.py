@@ -132,7 +132,8 @@ class PlanExecutor:
         )
         self._crew = meet(self._bulletin, card, plan, self._watchdog.startup_s)
         scale = plan.problem.microbatches * plan.problem.flows if scale_grads else 1
-        offloaded, streams = _offloaded(plan, self.rank), CopyStreams(self._device)
+        offloaded = _offloaded(plan, self.rank)
+        streams = CopyStreams(self._device if offloaded else torch.device("cpu"))
         self._runners = {
             stage: StageRunner(
                 stage,

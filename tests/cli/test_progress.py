@@ -17,7 +17,7 @@ ERASED = "\x1b[2K"
 CALLS: dict[str, tuple[list[str], str]] = {
     "solve": (["solve", "PROFILE", "--method", "greedy", "-o", "OUT"], "bound 23.000 ms"),
     "explain": (["explain", "PLAN", "--profile", "PROFILE"], "what if"),
-    "compare": (["compare", "PROFILE", "--method", "1f1b,gpipe", "--memory", "equal"], "of the fastest row"),
+    "compare": (["compare", "PROFILE", "--method", "1f1b,gpipe", "--memory", "equal"], "the fastest row"),
     "sweep": (
         ["sweep", "PROFILE", "--method", "1f1b", "--microbatches", "2", "--jobs", "1", "-o", "OUT.csv"],
         "1 of 1",
