@@ -249,7 +249,7 @@ class _Solve:
             return
         self.progress("local search")
         if self._num_ops > _LARGE_OPS and self.simulator.is_direct and self.limits.objective == "makespan":
-            longer = grown(self.problem, self._knobs, self.target_ns, self.limits.seed, self._expired)
+            longer = grown(self.problem, self._knobs, self.target_ns, self.limits.seed, self._expired, self._count)
             if longer is not None:
                 self._offer(longer, "local-search")
             if self.best[1] is longer or self._good_enough():
@@ -261,6 +261,9 @@ class _Solve:
             self._offer(schedule, "local-search")
             if self._good_enough():
                 return
+
+    def _count(self, evaluations: int) -> None:
+        self.evaluations += evaluations
 
     def _tighten(self) -> None:
         """Raise the bound by shaving, up to the incumbent: often all that is missing to a proof."""

@@ -92,7 +92,12 @@ def _is_whole(order: Sequence[int], microbatches: int, num_stages: int) -> bool:
 
 
 def grown(
-    problem: Problem, knobs: Sequence[Knobs], target_ns: int, seed: int, expired: Callable[[], bool]
+    problem: Problem,
+    knobs: Sequence[Knobs],
+    target_ns: int,
+    seed: int,
+    expired: Callable[[], bool],
+    counted: Callable[[int], None] = lambda number: None,
 ) -> Schedule | None:
     """Improve the order of a few microbatches and make it longer step by step.
 
@@ -108,6 +113,8 @@ def grown(
         Of the random moves.
     expired
         Asked before each replay; True ends the search.
+    counted
+        Told how many orders were timed, search by search.
 
     Returns
     -------
@@ -118,7 +125,7 @@ def grown(
     orders = _first(current, knobs)
     if orders is None or 2 * problem.microbatches < 3 * current.microbatches:
         return None
-    orders = _improved(current, orders, _FIRST_WORK, 0, seed, expired)
+    orders = _improved(current, orders, _FIRST_WORK, 0, seed, expired, counted)
     step = max(2, problem.num_devices // 2)
     while current.microbatches < problem.microbatches:
         longer = None
@@ -130,7 +137,7 @@ def grown(
         current = replace(problem, microbatches=current.microbatches + added)
         last = current.microbatches == problem.microbatches
         work, target = (_LAST_WORK, target_ns) if last else (_STEP_WORK, 0)
-        orders = _improved(current, longer, work, target, seed, expired)
+        orders = _improved(current, longer, work, target, seed, expired, counted)
     return Schedule(orders=orders)
 
 
@@ -149,7 +156,13 @@ def _first(problem: Problem, knobs: Sequence[Knobs]) -> Order | None:
 
 
 def _improved(
-    problem: Problem, orders: Order, work: int, target_ns: int, seed: int, expired: Callable[[], bool]
+    problem: Problem,
+    orders: Order,
+    work: int,
+    target_ns: int,
+    seed: int,
+    expired: Callable[[], bool],
+    counted: Callable[[int], None],
 ) -> Order:
     search = LocalSearch(
         problem,
@@ -161,7 +174,9 @@ def _improved(
         sweeps=_SWEEPS,
         expired=expired,
     )
-    return search.improve(Schedule(orders=orders))[1].orders
+    improved = search.improve(Schedule(orders=orders))[1].orders
+    counted(search.evaluations)
+    return improved
 
 
 def _longer(problem: Problem, current: Problem, orders: Order, added: int) -> Order | None:

@@ -61,8 +61,11 @@ def test_many_microbatches_are_close_to_their_bound() -> None:
     """An order of 4 devices and 32 microbatches that was made longer fits, and is no worse than a greedy one."""
     problem = sized_problem("ud", 4, 32, 200, 25, 1)
     search = tune_and_apply(problem, Simulator(problem), 0, 100_000, 0, lambda: False)
-    longer = grown(problem, [candidate.knobs for candidate in search.ranking], 0, 0, lambda: False)
+    counts: list[int] = []
+    longer = grown(problem, [candidate.knobs for candidate in search.ranking], 0, 0, lambda: False, counts.append)
     assert longer is not None
+    assert len(counts) > 2
+    assert min(counts) > 0
     assert search.best is not None
     longer.verify(problem)
     assert fits(problem, longer.orders)
