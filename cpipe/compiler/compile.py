@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 import cpipe
-from cpipe.compiler.claims import claiming, with_transports
+from cpipe.compiler.claims import bound_of_delayed, claiming, with_transports
 from cpipe.compiler.offload import fitted
 from cpipe.compiler.options import OFFLOADS, PLACEMENTS, SolveOptions
 from cpipe.compiler.placements import implied_placement, placements
@@ -203,7 +203,8 @@ def _compile_offloaded(problem: Problem, job: _Job, placement: str) -> tuple[Com
             result = _attempt(lighter, quick, attempts=len(jobs) - number)
         except (InfeasibleError, NoSolutionError):
             continue
-        proved = proved if number else result.bound
+        if not number:
+            proved = bound_of_delayed(lighter, result.bound, job.options.objective)
         orders = [(result.found_by, result.schedule)]
         if not number and job.options.method not in STATIC_METHODS:
             orders += applicable(lighter)

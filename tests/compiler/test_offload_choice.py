@@ -14,21 +14,24 @@ from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 from oracle.cases import case
 from oracle.orders import all_schedules, random_schedule
+from random_offloads import draw_offering, draw_offloads
+from random_plans import draw_problem, draw_schedule
 from strategies import profiles
 
 from cpipe.cli.validate import closed_bound
 from cpipe.compiler import Compiled, SolveOptions, compile_profile, problem_for_plan, simulate_plan
+from cpipe.compiler.claims import bound_of_delayed
 from cpipe.compiler.offload import fitted, offloads_of
 from cpipe.errors import InfeasibleError, NoSolutionError, PlanError, UsageError
-from cpipe.ir import Offload, OpKind, Problem, Schedule, encode_op
+from cpipe.ir import Bound, Offload, OpKind, Problem, Schedule, encode_op
 from cpipe.plan import encode_plan, validate
 from cpipe.plan.copies import has_offloads
 from cpipe.profile import Profile, normalize, parse_profile
 from cpipe.profile.offload import unloaded
-from cpipe.sim import DeadlockError, Simulator
+from cpipe.sim import DeadlockError, Simulator, simulate
 from cpipe.sim.memory import fits
 from cpipe.solve import Stop
-from cpipe.solve.bounds import lower_bound
+from cpipe.solve.bounds import lower_bound, span_bound
 from cpipe.units import Bytes, Ns
 
 
@@ -294,6 +297,28 @@ def test_beside_recomputation() -> None:
         assert found.plan.claims.lower_bound_ns <= other.result.makespan_ns
         if options.recompute != "all":
             assert found.result.makespan_ns <= other.result.makespan_ns
+
+
+def test_lateness_may_help() -> None:
+    """On a pipe of two senders a wait for a copy may help: an order with offloads is faster than without any."""
+    draw = Random(125)
+    problem = draw_offering(draw, draw_problem(draw, windows=False))
+    moved = draw_offloads(draw, problem, draw_schedule(draw, problem))
+    assert simulate(problem, moved).makespan_ns < simulate(problem, replace(moved, offloads=())).makespan_ns
+
+
+def test_proofs_hold_for_late_ops() -> None:
+    """What solvers prove of ops that never wait is claimed of ops that do only where waiting cannot help."""
+    proof = Bound(value_ns=1_000, proved_by="cpsat")
+    own = case(3, (0, 1), latency=1, occupancy=1)
+    hops = [replace(hop, pipe=0) for hop in (*own.forward_hops, *own.backward_hops) if hop is not None]
+    common = replace(own, pipes=("p",), forward_hops=(hops[0],), backward_hops=(hops[1],))
+    assert bound_of_delayed(own, proof, "makespan") == proof
+    for problem, objective in ((common, "makespan"), (own, "span"), (common, "span")):
+        bound = bound_of_delayed(problem, proof, objective)  # type: ignore[arg-type]
+        least = span_bound(problem) if objective == "span" else lower_bound(problem)
+        assert (bound.proved_by, bound.value_ns) == ("bound", least.value_ns)
+        assert bound_of_delayed(problem, least, objective) == least  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

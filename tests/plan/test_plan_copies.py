@@ -177,6 +177,54 @@ def test_mutations(plan: Plan, code: str) -> None:
     assert code in codes(plan)
 
 
+def test_a_moved_copy_is_refused_or_replays() -> None:
+    """Where a copy, or a WAIT for one, stands elsewhere, either the place is refused or both replays agree on it."""
+    refused = agreed = 0
+    timed = {"wrong-time", "wrong-makespan", "wrong-peak"}
+    for seed in range(60):
+        draw = Random(seed)
+        problem = draw_offering(draw, draw_problem(draw, windows=False))
+        plan = plan_of(problem, draw_offloads(draw, problem, draw_schedule(draw, problem)))
+        for rank, program in enumerate(plan.ranks):
+            moving = [at for at, step in enumerate(program.ops) if step.op in ("OFFLOAD", "RELOAD") or step.copy]
+            for source in draw.sample(moving, min(4, len(moving))):
+                ops = list(program.ops)
+                ops.insert(max(0, source + draw.choice((-3, -2, -1, 1, 2, 3))), ops.pop(source))
+                changed = signed(set_ops(plan, rank, ops))
+                if {fault.code for fault in validate(changed, problem)} - timed:
+                    refused += 1
+                    continue
+                agreed += 1
+                assert_plan_ok(retimed(changed, problem, simulate_plan(changed, problem)), problem)
+    assert refused > 50 and agreed > 20
+
+
+BOTH = plan_of(
+    ALONE,
+    replace(
+        MOVED,
+        offloads=(
+            Offload(stage=0, microbatch=1, freed_before=2, reloaded_before=4),
+            Offload(stage=0, microbatch=2, freed_before=4, reloaded_before=5),
+        ),
+    ),
+)
+
+
+def test_turns_between_two_ops() -> None:
+    """Between two ops a device waits for copies out before it posts those back, and posts all before other WAITs."""
+    steps = [(step.op, step.mb, step.copy) for step in BOTH.ranks[0].ops]
+    wait, back = steps.index(("WAIT", 2, "OFFLOAD")), steps.index(("RELOAD", 1, None))
+    assert back == wait + 1
+    faults = validate(signed(swap_ops(BOTH, 0, wait, back)), ALONE)
+    assert [(fault.code, fault.message) for fault in faults if fault.code == "copy-order"] == [
+        (
+            "copy-order",
+            f"rank 0: WAIT for the OFFLOAD of stage 0 mb 2 comes behind RELOAD of stage 0 mb 1, ops[{wait}]",
+        )
+    ]
+
+
 def test_copies_that_are_not_offered() -> None:
     """A stage that offers nothing is not copied, whether the plan is checked or replayed."""
     plain = case(3, (0,), split=False, activation=10, capacity=30)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from cpipe.ir import Problem
 from cpipe.plan.validate.layout import Layout, Step
 from cpipe.plan.validate.report import Report
+from cpipe.plan.validate.turns import check_stretches, collect_units, place_units
 
 __all__ = ["check_copies"]
 
@@ -29,7 +30,9 @@ def check_copies(layout: Layout, programs: dict[int, list[Step]], problem: Probl
                 report.step("copy-not-offered", place, step.at, message)
             _check_complete(rank, place, trip, report)
         if trips:
-            _check_places(rank, place, steps, trips, report)
+            units = collect_units(steps)
+            _check_places(rank, place, units, trips, steps, report)
+            check_stretches(rank, place, units, steps, report)
 
 
 def _collect(rank: int, place: int, steps: list[Step], report: Report) -> dict[tuple[int, int], _Trip]:
@@ -59,26 +62,27 @@ def _check_complete(rank: int, place: int, trip: _Trip, report: Report) -> None:
 
 
 def _check_places(
-    rank: int, place: int, steps: list[Step], trips: dict[tuple[int, int], _Trip], report: Report
+    rank: int,
+    place: int,
+    units: list[list[Step]],
+    trips: dict[tuple[int, int], _Trip],
+    steps: list[Step],
+    report: Report,
 ) -> None:
     """A copy to the host follows its forward, and the WAIT for the copy back stands before its backward.
 
     No other compute comes in between: a replay of the orders has them right there.
     """
-    units: list[list[Step]] = []  # what computes at once
     since: dict[tuple[str, int, int], int] = {}  # part, stage, mb -> number of units before it
+    done: set[int] = set()
     for step in steps:
         if step.op in _COMPUTE:
-            if units and units[-1][0].at == step.at:
-                units[-1].append(step)
-            else:
-                units.append([step])
+            done.add(step.at)
         elif step.op == "OFFLOAD" or step.copy == "RELOAD":
-            since.setdefault((step.op, step.stage, step.mb), len(units))
-    where = {(op.op, op.stage, op.mb): index for index, unit in enumerate(units) for op in unit}
+            since.setdefault((step.op, step.stage, step.mb), len(done))
+    where = place_units(units)
     for (stage, mb), trip in trips.items():
-        forward = where.get(("F", stage, mb))
-        backward = where.get(("D", stage, mb), where.get(("B", stage, mb)))
+        forward, backward = where.get(("F", stage, mb)), where.get(("B", stage, mb))
         if forward is not None and since.get(("OFFLOAD", stage, mb), forward + 1) != forward + 1:
             step = trip["OFFLOAD"]
             message = f"rank {rank}: {step} does not come right behind {units[forward][0]}, ops[{units[forward][0].at}]"
