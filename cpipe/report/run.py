@@ -16,7 +16,16 @@ def run_lines(report: RunReport) -> str:
 
     `report` is of a plan that ran; every time is of its fastest step.
     """
-    return "\n".join((_gradient_line(report), _time_line(report), "", _devices(report), "", _channels(report))).rstrip()
+    parts = (
+        _gradient_line(report),
+        _time_line(report),
+        "",
+        _devices(report),
+        "",
+        _channels(report),
+        *_short_ops(report),
+    )
+    return "\n".join(parts).rstrip()
 
 
 def _gradient_line(report: RunReport) -> str:
@@ -31,12 +40,17 @@ def _gradient_line(report: RunReport) -> str:
 def _time_line(report: RunReport) -> str:
     measured, predicted = report.makespan_ms or 0.0, report.predicted_ms or 0.0
     ratio = f", measured / predicted {measured / predicted:.3f}" if predicted else ""
+    return f"fastest step {measured:.3f} ms, the plan predicts {predicted:.3f} ms{ratio}"
+
+
+def _short_ops(report: RunReport) -> list[str]:
+    """Return why the times are far from the plan's, where ops are too short to predict."""
+    measured, predicted = report.makespan_ms or 0.0, report.predicted_ms or 0.0
     num_ops = sum(device.num_ops for device in report.devices)
     mean = sum(device.predicted_busy_ms for device in report.devices) / max(1, num_ops)
-    small = ""
-    if measured > _FAR * predicted and mean < _SHORT_MS:
-        small = f"\nan op takes {mean:.3f} ms on average; below {_SHORT_MS} ms the host's own work counts for more"
-    return f"fastest step {measured:.3f} ms, the plan predicts {predicted:.3f} ms{ratio}{small}"
+    if measured <= _FAR * predicted or mean >= _SHORT_MS:
+        return []
+    return ["", f"an op takes {mean:.3f} ms on average; below {_SHORT_MS} ms the host's own work counts for more"]
 
 
 def _devices(report: RunReport) -> str:

@@ -48,7 +48,7 @@ def test_page(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "does not fit:",
         "short by 3001000000",
         "does not apply:",
-        "--placement wave",
+        "needs two stages on each device",
     ):
         assert part in outcome.out
     assert "\x1b" not in outcome.out
