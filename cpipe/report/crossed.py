@@ -12,7 +12,6 @@ from cpipe.report.document import DiagnosticReport, diagnostic_reports
 from cpipe.units import ns_to_ms
 
 __all__ = [
-    "CROSSOVER_FAILURES",
     "CrossingReport",
     "CrossoverReport",
     "LinkPointReport",
@@ -21,7 +20,6 @@ __all__ = [
 ]
 
 Failure = Literal["infeasible", "no_solution", "error"]
-CROSSOVER_FAILURES: tuple[Failure, ...] = ("infeasible", "no_solution", "error")
 """How a comparison can fail; the last is for all other reasons."""
 
 

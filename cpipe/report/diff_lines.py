@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from cpipe.ir import Plan
-from cpipe.report.diff import DevicePair, DiffReport, FieldDifference, PlanDifference
+from cpipe.report.diff import (
+    DevicePair,
+    DiffReport,
+    FieldDifference,
+    MessageDifference,
+    OrderDifference,
+    PlanDifference,
+)
 from cpipe.report.document import DeviceReport
 from cpipe.report.summary import plan_line
 from cpipe.report.tables import byte_unit, format_bytes, format_ms, format_percent, render_table
@@ -61,24 +68,17 @@ def _joined(words: Sequence[str]) -> str:
 
 
 def _orders(difference: PlanDifference) -> str:
-    if not difference.orders:
-        return ""
-    rows = [
-        (
-            str(rank.rank),
-            str(rank.position),
-            rank.a or "none",
-            rank.b or "none",
-            f"{rank.num_different} of {rank.num_ops}",
-        )
-        for rank in difference.orders
-    ]
-    table = render_table(("rank", "position", "a", "b", "ops that differ"), rows, (">", ">", "<", "<", ">"))
-    return f"Orders, where they first differ:\n{table}"
+    return _places("Orders, where they first differ:", "ops", difference.orders)
 
 
 def _messages(difference: PlanDifference) -> str:
-    if not difference.messages:
+    title = "Messages and collectives of ranks with the same order, where they first differ:"
+    return _places(title, "steps", difference.messages)
+
+
+def _places(title: str, what: str, ranks: Sequence[OrderDifference | MessageDifference]) -> str:
+    """Return where each rank first differs, and in how many of its ops or steps; nothing without differences."""
+    if not ranks:
         return ""
     rows = [
         (
@@ -88,10 +88,10 @@ def _messages(difference: PlanDifference) -> str:
             rank.b or "none",
             f"{rank.num_different} of {rank.num_ops}",
         )
-        for rank in difference.messages
+        for rank in ranks
     ]
-    table = render_table(("rank", "position", "a", "b", "steps that differ"), rows, (">", ">", "<", "<", ">"))
-    return f"Messages and collectives of ranks with the same order, where they first differ:\n{table}"
+    table = render_table(("rank", "position", "a", "b", f"{what} that differ"), rows, (">", ">", "<", "<", ">"))
+    return f"{title}\n{table}"
 
 
 def _times(difference: PlanDifference) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -272,6 +273,30 @@ Report: TypeAlias = (
 )
 
 
+_REPORTS = {
+    "solve": (__name__, "SolveReport"),
+    "validate": (__name__, "ValidateReport"),
+    "simulate": (__name__, "SimulateReport"),
+    "show": ("cpipe.report.shown", "ShowReport"),
+    "explain": ("cpipe.report.explained", "ExplainReport"),
+    "diff": ("cpipe.report.diff", "DiffReport"),
+    "check": ("cpipe.report.check", "CheckReport"),
+    "compare": ("cpipe.report.compared", "CompareReport"),
+    "crossover": ("cpipe.report.crossed", "CrossoverReport"),
+    "run": (__name__, "RunReport"),
+    "export": ("cpipe.report.exported", "ExportReport"),
+    "import": ("cpipe.report.imported", "ImportReport"),
+    "doctor": ("cpipe.report.health", "DoctorReport"),
+    "sweep": ("cpipe.report.sweep", "SweepReport"),
+}
+"""Command -> module and type of its report; other modules build on this one, and are imported when they are needed."""
+
+
+def _report_type(command: str) -> Any:
+    module, name = _REPORTS[command]
+    return getattr(import_module(module), name)
+
+
 def solve_report(
     result: SolveResult, plan: Plan, figures: Sequence[DeviceFigures], warnings: Sequence[Diagnostic] = ()
 ) -> SolveReport:
@@ -370,61 +395,11 @@ def failure_report(
     found = diagnostic_reports(diagnostics)
     if found and hint is not None and all(fault.hint != hint for fault in found):
         found = (*found[:-1], msgspec.structs.replace(found[-1], hint=hint))
-    if command == "solve":
-        known: Literal["infeasible", "no_solution", "error"] = "error"
-        if status == "infeasible":
-            known = "infeasible"
-        elif status == "no_solution":
-            known = "no_solution"
-        return SolveReport(status=known, diagnostics=found)
-    if command == "validate":
-        return ValidateReport(status="error", diagnostics=found)
-    if command == "simulate":
-        return SimulateReport(status="error", diagnostics=found)
-    if command == "show":
-        from cpipe.report.shown import ShowReport  # it builds on this module
-
-        return ShowReport(status="error", diagnostics=found)
-    if command == "explain":
-        from cpipe.report.explained import ExplainReport
-
-        return ExplainReport(status="error", diagnostics=found)
-    if command == "diff":
-        from cpipe.report.diff import DiffReport
-
-        return DiffReport(status="error", diagnostics=found)
-    if command == "check":
-        from cpipe.report.check import CheckReport
-
-        return CheckReport(status="error", diagnostics=found)
-    if command == "compare":
-        from cpipe.report.compared import CompareReport
-
-        return CompareReport(status="error", diagnostics=found)
-    if command == "crossover":
-        from cpipe.report.crossed import CROSSOVER_FAILURES, CrossoverReport
-
-        ended = next((name for name in CROSSOVER_FAILURES if name == status), CROSSOVER_FAILURES[-1])
-        return CrossoverReport(status=ended, diagnostics=found)
-    if command == "export":
-        from cpipe.report.exported import ExportReport
-
-        return ExportReport(status="error", diagnostics=found)
-    if command == "import":
-        from cpipe.report.imported import ImportReport
-
-        return ImportReport(status="error", diagnostics=found)
-    if command == "doctor":
-        from cpipe.report.health import DoctorReport
-
-        return DoctorReport(status="error", diagnostics=found)
-    if command == "sweep":
-        from cpipe.report.sweep import SweepReport
-
-        return SweepReport(status="error", diagnostics=found)
-    if command == "run":
-        return RunReport(status="error", diagnostics=found)
-    return ErrorReport(command=command, diagnostics=found)
+    if command is None or command not in _REPORTS:
+        return ErrorReport(command=command, diagnostics=found)
+    told = command in ("solve", "crossover") and status in ("infeasible", "no_solution")
+    failed: Report = _report_type(command)(status=status if told else "error", diagnostics=found)
+    return failed
 
 
 def encode_report(report: Report) -> bytes:
@@ -452,22 +427,7 @@ _LEFT_OUT = ("recompute", "offloads")
 
 def report_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) that every report meets."""
-    from cpipe.report.check import CheckReport  # these build on this module
-    from cpipe.report.compared import CompareReport
-    from cpipe.report.crossed import CrossoverReport
-    from cpipe.report.diff import DiffReport
-    from cpipe.report.explained import ExplainReport
-    from cpipe.report.exported import ExportReport
-    from cpipe.report.health import DoctorReport
-    from cpipe.report.imported import ImportReport
-    from cpipe.report.shown import ShowReport
-    from cpipe.report.sweep import SweepReport
-
-    kinds = (
-        *(SolveReport, ValidateReport, SimulateReport, ShowReport, ExplainReport, DiffReport, CheckReport),
-        *(CompareReport, CrossoverReport),
-        *(RunReport, ExportReport, ImportReport, DoctorReport, SweepReport, ErrorReport),
-    )
+    kinds = (*map(_report_type, _REPORTS), ErrorReport)
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
         # defaults are written out too
