@@ -25,17 +25,18 @@ def serial_schedule(problem: Problem) -> Schedule:
 
 
 def random_schedule(problem: Problem, draw: Random) -> Schedule:
-    """Return a schedule that has every op after its inputs; which op is next is drawn."""
-    n, last = problem.microbatches, problem.num_stages - 1
+    """Return a schedule, of any number of flows, that has every op after its inputs; which op is next is drawn."""
+    n, size = problem.microbatches, problem.num_stages
     orders: list[list[int]] = [[] for _ in problem.devices]
-    forward, backward = [0] * (last + 1), [0] * (last + 1)
+    forward, backward = [0] * size, [0] * size
     pending: list[list[int]] = [[] for _ in problem.stages]
 
     def ready() -> Iterator[tuple[OpKind, int, int]]:
         for index, stage in enumerate(problem.stages):
-            if forward[index] < (n if index == 0 else forward[index - 1]):
+            before, after = problem.previous_stage(index), problem.next_stage(index)
+            if forward[index] < (n if before is None else forward[before]):
                 yield OpKind.F, index, forward[index]
-            if backward[index] < min(forward[index], n if index == last else backward[index + 1]):
+            if backward[index] < min(forward[index], n if after is None else backward[after]):
                 yield OpKind.B, index, backward[index]
                 if stage.can_split:
                     yield OpKind.D, index, backward[index]

@@ -10,44 +10,11 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 from random import Random
 
-from cpipe.ir import OpKind, Problem, Schedule, decode_op, encode_op
+from cpipe.ir import OpKind, Problem, Schedule, decode_op
 
-__all__ = ["draw_paired", "naive_makespan", "pairings", "random_order"]
+__all__ = ["draw_paired", "naive_makespan", "pairings"]
 
 Op = tuple[str, int, int]  # kind, stage, microbatch
-
-
-def random_order(draw: Random, problem: Problem) -> Schedule:
-    """Return orders of any number of flows in which every op comes after its inputs; which is next is drawn."""
-    n, size = problem.microbatches, problem.num_stages
-    forward, backward = [0] * size, [0] * size
-    unweighted: list[list[int]] = [[] for _ in range(size)]
-    orders: list[list[int]] = [[] for _ in problem.devices]
-
-    def ready() -> Iterator[tuple[OpKind, int, int]]:
-        for stage, costs in enumerate(problem.stages):
-            before, after = problem.previous_stage(stage), problem.next_stage(stage)
-            if forward[stage] < (n if before is None else forward[before]):
-                yield OpKind.F, stage, forward[stage]
-            if backward[stage] < min(forward[stage], n if after is None else backward[after]):
-                yield OpKind.B, stage, backward[stage]
-                if costs.can_split:
-                    yield OpKind.D, stage, backward[stage]
-            if unweighted[stage]:
-                yield OpKind.W, stage, unweighted[stage][0]
-
-    while options := list(ready()):
-        kind, stage, microbatch = draw.choice(options)
-        orders[problem.stages[stage].device].append(encode_op(kind, stage, microbatch, n))
-        if kind is OpKind.F:
-            forward[stage] += 1
-        elif kind is OpKind.W:
-            unweighted[stage].pop(0)
-        else:
-            backward[stage] += 1
-            if kind is OpKind.D:
-                unweighted[stage].append(microbatch)
-    return Schedule(orders=tuple(map(tuple, orders)))
 
 
 def pairings(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:

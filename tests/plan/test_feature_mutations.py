@@ -11,7 +11,8 @@ import pytest
 from flow_problems import draw_flows
 from helpers import assert_plan_ok, plan_of, signed
 from msgspec.structs import replace
-from oracle.paired import draw_paired, random_order
+from oracle.orders import random_schedule
+from oracle.paired import draw_paired
 from plan_edits import edit_op, edit_problem, insert_op, remove_op, set_ops
 from random_offloads import draw_offering, draw_offloads
 from random_plans import draw_problem
@@ -39,7 +40,7 @@ def made(seed: int) -> tuple[Plan, Problem]:
         stage = recomputing(stage, spec) if draw.random() < 0.3 else stage
         stages.append(replace(stage, forward_backward_ns=pair))
     problem = replace(problem, stages=tuple(stages), step_ns=Ns(draw.choice((0, 3))))
-    schedule = draw_paired(draw, problem, random_order(draw, problem))
+    schedule = draw_paired(draw, problem, random_schedule(problem, draw))
     if seed % 2:
         problem = draw_offering(draw, problem)
         schedule = draw_offloads(draw, problem, schedule)

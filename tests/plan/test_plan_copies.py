@@ -8,7 +8,8 @@ import pytest
 from helpers import assert_plan_ok, plan_of, signed
 from msgspec.structs import replace
 from oracle.cases import case
-from oracle.paired import draw_paired, random_order
+from oracle.orders import random_schedule
+from oracle.paired import draw_paired
 from plan_edits import edit_op, insert_op, remove_op, set_ops, swap_ops
 from random_offloads import draw_offering, draw_offloads
 from random_plans import draw_problem, draw_schedule
@@ -111,7 +112,7 @@ def test_windows_and_pairs() -> None:
     for seed in range(40):
         draw = Random(seed)
         problem = draw_offering(draw, case(3, (0, 1, 1, 0), full=3, latency=2, message=1, window=draw.randint(1, 2)))
-        schedule = draw_paired(draw, problem, random_order(draw, problem))
+        schedule = draw_paired(draw, problem, random_schedule(problem, draw))
         if simulate_or_none(problem, schedule):
             plan = plan_of(problem, draw_offloads(draw, problem, schedule))
             assert_plan_ok(plan, problem)

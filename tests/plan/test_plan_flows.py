@@ -12,7 +12,8 @@ import pytest
 from flow_problems import draw_flows, flow_document, flow_problem, flow_profile
 from helpers import assert_plan_ok, plan_of, signed
 from msgspec.structs import replace
-from oracle.paired import draw_paired, naive_makespan, random_order
+from oracle.orders import random_schedule
+from oracle.paired import draw_paired, naive_makespan
 from plan_edits import edit_op, edit_problem, insert_op, remove_op, set_ops
 
 from cpipe.compiler import problem_for_plan
@@ -190,7 +191,7 @@ def test_wait_before_a_message_that_others_need() -> None:
 def test_ring_of_reductions() -> None:
     """Three ranks of which each waits for the next hang, though every two of them agree on the order of theirs."""
     problem = normalize(flow_profile(flow_document(3, 2)), placement=(0, 0, 1, 2, 1, 2), flows=2)
-    plan = plan_of(problem, random_order(Random(1), problem))
+    plan = plan_of(problem, random_schedule(problem, Random(1)))
     assert_plan_ok(plan, problem)
     turns = ((0, 1), (1, 2), (2, 0))
     for place, turn in enumerate(turns):
@@ -273,7 +274,7 @@ def test_random_flows(seed: int) -> None:
     draw = Random(3000 + seed)
     problem = draw_flows(draw)
     problem.verify()
-    schedule = draw_paired(draw, problem, random_order(draw, problem))
+    schedule = draw_paired(draw, problem, random_schedule(problem, draw))
     schedule.verify(problem)
     timeline = simulate(problem, schedule)
     timeline.verify(schedule)
@@ -290,7 +291,7 @@ def test_random_flows_on_shared_pipes(seed: int) -> None:
     draw = Random(8000 + seed)
     problem = replace(draw_flows(draw, shared=True), receive_window=draw.choice((None, None, 1, 2)))
     problem.verify()
-    schedule = draw_paired(draw, problem, random_order(draw, problem))
+    schedule = draw_paired(draw, problem, random_schedule(problem, draw))
     try:
         plan = plan_of(problem, schedule)
     except DeadlockError:  # the window is too small for the order
@@ -330,7 +331,7 @@ def test_ties_on_a_shared_pipe(seed: int) -> None:
     for number in range(seed, seed + 40):
         draw = Random(number)
         problem = tied(draw)
-        assert_plan_ok(plan_of(problem, random_order(draw, problem)), problem)
+        assert_plan_ok(plan_of(problem, random_schedule(problem, draw)), problem)
 
 
 @pytest.mark.parametrize("seed", range(40))

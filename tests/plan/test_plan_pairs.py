@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from oracle.cases import case
-from oracle.paired import draw_paired, random_order
+from oracle.orders import random_schedule
+from oracle.paired import draw_paired
 from plan_edits import edit_op, insert_op, remove_op, set_ops
 from random_plans import draw_problem, draw_schedule
 from strategies import problems
@@ -198,7 +199,7 @@ def test_random_pairs_make_valid_plans(seed: int) -> None:
 def test_pairs_of_any_profile(problem: Problem, seed: int) -> None:
     """Whatever the profile, pairs that can run make a plan that is valid, with its costs and by itself."""
     draw = Random(seed)
-    paired = draw_paired(draw, problem, random_order(draw, problem))
+    paired = draw_paired(draw, problem, random_schedule(problem, draw))
     plan = plan_of(problem, paired)
     assert_plan_ok(plan, problem)
     assert validate(plan) == ()

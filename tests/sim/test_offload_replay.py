@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 from oracle.cases import case
-from oracle.paired import draw_paired, random_order
+from oracle.orders import random_schedule
+from oracle.paired import draw_paired
 from random_offloads import draw_offering, draw_offloads
 from random_plans import draw_problem, draw_schedule
 
@@ -168,7 +169,7 @@ def test_pairs() -> None:
     for seed in range(80):
         draw = Random(seed)
         problem = draw_offering(draw, case(3, (0, 1, 1, 0), full=3, latency=draw.randint(0, 2)))
-        schedule = draw_offloads(draw, problem, draw_paired(draw, problem, random_order(draw, problem)))
+        schedule = draw_offloads(draw, problem, draw_paired(draw, problem, random_schedule(problem, draw)))
         timeline = simulate(problem, schedule)
         timeline.verify(schedule)
         back = {(run.stage, run.microbatch): run.end_ns for run in timeline.copies if run.kind == "RELOAD"}

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 from oracle.cases import case
-from oracle.orders import all_schedules
-from oracle.paired import draw_paired, naive_makespan, pairings, random_order
+from oracle.orders import all_schedules, random_schedule
+from oracle.paired import draw_paired, naive_makespan, pairings
 
 from cpipe.ir import InvariantError, Problem, Schedule
 from cpipe.schedules import static_schedule
@@ -152,7 +152,7 @@ def test_any_pairs_against_a_replay_of_its_own(seed: int) -> None:
     )
     stages = [replace(stage, forward_backward_ns=draw.choice((None, Ns(3), Ns(6)))) for stage in problem.stages]
     problem = replace(problem, stages=tuple(stages))
-    paired = draw_paired(draw, problem, random_order(draw, problem))
+    paired = draw_paired(draw, problem, random_schedule(problem, draw))
     paired.verify(problem)
     timeline = simulate(problem, paired)
     timeline.verify(paired)
@@ -164,7 +164,7 @@ def test_any_pairs_against_a_replay_of_its_own(seed: int) -> None:
 def test_no_pairs_is_the_fast_path() -> None:
     """An empty list of pairs changes nothing: same times as without the argument."""
     problem = case(4, (0, 1, 2))
-    order = random_order(Random(3), problem)
+    order = random_schedule(problem, Random(3))
     simulator = Simulator(problem)
     assert simulator.is_direct
     assert simulator.replay(order.orders, ()) == simulator.replay(order.orders)
@@ -196,7 +196,7 @@ def test_bounds_hold_for_random_pairs(seed: int) -> None:
     stages = [replace(stage, forward_backward_ns=Ns(draw.randint(2, 6))) for stage in problem.stages]
     problem = replace(problem, stages=tuple(stages))
     for _ in range(10):
-        paired = draw_paired(draw, problem, random_order(draw, problem))
+        paired = draw_paired(draw, problem, random_schedule(problem, draw))
         assert simulate(problem, paired).makespan_ns >= lower_bound(problem).value_ns
 
 

@@ -9,7 +9,8 @@ import pytest
 from flow_problems import draw_flows, flow_document, flow_problem, flow_profile
 from helpers import assert_plan_ok, plan_of
 from msgspec.structs import replace
-from oracle.paired import draw_paired, naive_makespan, pairings, random_order
+from oracle.orders import random_schedule
+from oracle.paired import draw_paired, naive_makespan, pairings
 
 from cpipe.compiler import PLACEMENTS, SolveOptions, compile_profile
 from cpipe.errors import UsageError
@@ -85,7 +86,7 @@ def test_bounds_hold_for_random_flows(seed: int) -> None:
     draw = Random(seed)
     problem = draw_flows(draw, shared=seed % 3 == 0)
     for _ in range(8):
-        timeline = simulate(problem, draw_paired(draw, problem, random_order(draw, problem)))
+        timeline = simulate(problem, draw_paired(draw, problem, random_schedule(problem, draw)))
         assert timeline.makespan_ns >= lower_bound(problem).value_ns
         assert timeline.span_ns >= span_bound(problem).value_ns
 
